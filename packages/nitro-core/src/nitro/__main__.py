@@ -1,0 +1,6 @@
+"""Runs the `nitro` command: `python -m nitro`."""
+
+from ._cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Records: what is kept of a run, how it is written, and how it is found again."""
+
+from ._index import RecordEntry, read_index
+from ._policy import TopK
+from ._records import Record, RecordWriter, find_record, open_record
+
+__all__ = [
+    "Record",
+    "RecordEntry",
+    "RecordWriter",
+    "TopK",
+    "find_record",
+    "open_record",
+    "read_index",
+]

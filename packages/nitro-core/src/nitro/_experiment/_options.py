@@ -1,0 +1,142 @@
+"""Run options: keyword to `Nitro(...)`, else an attribute of the experiment, else the default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nitro.errors import ConfigError
+
+from ._declaration import Experiment
+from ._fields import Residency, locate
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<unset>"
+
+
+UNSET: Any = _Unset()
+"""The value of an option that was not given: `None` is itself a legal value."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a handle was configured with, resolved once.
+
+    Attributes:
+        seed: The root of every random stream.
+        run_dir: Where the log and the records go.
+        max_epochs: How many epochs `train` runs to.
+        accum: Micro-batches folded into one optimizer step.
+        check_divergence: Whether a non-finite loss stops the run.
+        progress: Whether to draw a progress bar; None decides by the terminal.
+        sources: Where each option came from: "keyword", "experiment" or "default".
+    """
+
+    seed: int
+    run_dir: Path
+    max_epochs: int
+    accum: int
+    check_divergence: bool
+    progress: bool | None
+    sources: Mapping[str, str]
+
+
+def resolve_options(experiment: Experiment, given: Mapping[str, Any]) -> RunOptions:
+    """Resolves and checks the plain run options.
+
+    Raises:
+        ConfigError: A value of the wrong type or range, or a run option that the
+            experiment marks `GraphConst`.
+    """
+    _refuse_structural(experiment)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, (default, check) in _OPTIONS.items():
+        value, source = resolve_option(experiment, name, given.get(name, UNSET), default)
+        values[name] = check(name, value)
+        sources[name] = source
+    if values["run_dir"] is None:
+        values["run_dir"] = Path("runs") / type(experiment).__name__
+    return RunOptions(**values, sources=sources)
+
+
+def resolve_option(
+    experiment: Experiment, name: str, keyword: Any, default: Any
+) -> tuple[Any, str]:
+    """One option's value and its source: "keyword", "experiment" or "default"."""
+    if keyword is not UNSET:
+        return keyword, "keyword"
+    value = getattr(experiment, name, UNSET)
+    if value is UNSET:
+        return default, "default"
+    return (value() if callable(value) and hasattr(value, "__self__") else value), "experiment"
+
+
+def _refuse_structural(experiment: Experiment) -> None:
+    fields = experiment.fields()
+    marked = [
+        name
+        for name in DRIVER_OPTIONS
+        if name in fields and fields[name].residency is Residency.GRAPH_CONST
+    ]
+    if marked:
+        cls = type(experiment)
+        raise ConfigError(
+            f"`{cls.__name__}` ({locate(cls)}) marks {', '.join(marked)} as GraphConst: every "
+            "value would compile all programs again, and no program reads it.",
+            expected="run options are host-only",
+            fix=f"write `{marked[0]}: {fields[marked[0]].type.__name__}` without a marker",
+        )
+
+
+def _positive_int(name: str, value: Any) -> int:
+    return _int_from(name, value, 1)
+
+
+def _any_int(name: str, value: Any) -> int:
+    return _int_from(name, value, 0)
+
+
+def _int_from(name: str, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < low:
+        raise ConfigError(f"`{name}` is {value!r}.", expected=f"an integer of at least {low}")
+    return int(value)
+
+
+def _a_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"`{name}` is {value!r}.", expected="True or False")
+    return value
+
+
+def _a_bool_or_none(name: str, value: Any) -> bool | None:
+    return None if value is None else _a_bool(name, value)
+
+
+def _a_path(name: str, value: Any) -> Path | None:
+    if value is not None and not isinstance(value, str | Path):
+        raise ConfigError(f"`{name}` is {value!r}.", expected="a path")
+    return None if value is None else Path(value)
+
+
+_OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
+    "seed": (0, _any_int),
+    "run_dir": (None, _a_path),
+    "max_epochs": (1, _positive_int),
+    "accum": (1, _positive_int),
+    "check_divergence": (True, _a_bool),
+    "progress": (None, _a_bool_or_none),
+}
+
+DRIVER_OPTIONS = (
+    *(name for name in _OPTIONS if name != "accum"),
+    "n_devices",
+    "logger",
+    "checkpointer",
+    "early_stop",
+)
+"""Options that only the driver reads; `accum` and the clip really are baked."""

@@ -1,0 +1,133 @@
+"""The default logger: one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from nitro.errors import ConfigError
+
+from ._protocol import FinishStatus
+
+_CARRIERS = ("type", "context", "step", "epoch")
+
+
+class JSONLinesLogger:
+    """Appends one JSON object per line to a file, flushed line by line.
+
+    Each object has a `type`: metrics, params, tags, other, confusion or finish. A step's
+    line is `{"type": "metrics", "context": "train", "step": 1, "epoch": 1, "loss": ...}`.
+
+    Args:
+        path: The file; None means `metrics.jsonl` in the run's directory.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._file: TextIO | None = None
+
+    def bind(self, run_dir: Path) -> JSONLinesLogger:
+        """This logger with a path; called by the handle."""
+        return self if self.path is not None else JSONLinesLogger(run_dir / "metrics.jsonl")
+
+    def metrics(
+        self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any
+    ) -> None:
+        """Writes one line of scalars.
+
+        Raises:
+            ConfigError: A metric has the name of a key that every line carries.
+        """
+        clash = [name for name in _CARRIERS if name in values]
+        if clash:
+            raise ConfigError(
+                f"A metric is named `{clash[0]}`, which every line of the log carries.",
+                fix=f"rename it, for example to `{clash[0]}_value`",
+            )
+        line = {"type": "metrics", "context": context, "step": step, "epoch": epoch, **values}
+        self._write(line)
+
+    def params(self, values: Mapping[str, Any], **more: Any) -> None:
+        """Writes the configuration as one line."""
+        self._write({"type": "params", **values})
+
+    def tags(self, values: Mapping[str, str], **more: Any) -> None:
+        """Writes labels as one line."""
+        self._write({"type": "tags", **values})
+
+    def other(self, name: str, value: Any, **more: Any) -> None:
+        """Writes a named JSON value as one line."""
+        self._write({"type": "other", "name": name, "value": value})
+
+    def confusion(self, matrix: Any, *, step: int, epoch: int, **more: Any) -> None:
+        """Writes a matrix as rows."""
+        self._write({"type": "confusion", "step": step, "epoch": epoch, "matrix": matrix})
+
+    def finish(self, status: FinishStatus, **more: Any) -> None:
+        """Writes the outcome and closes the file."""
+        self._write({"type": "finish", "status": status})
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; the next line opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def run_id(self) -> str | None:
+        """None: a file has no id."""
+        return None
+
+    def run_url(self) -> str | None:
+        """None: a file has no page."""
+        return None
+
+    def logger_state(self) -> Any:
+        """The length of the file in bytes, to which a resumed run cuts it."""
+        if self._file is not None:
+            self._file.flush()
+        path = self._bound_path()
+        return {"bytes": path.stat().st_size if path.exists() else 0}
+
+    def reattach(self, state: Any) -> None:
+        """Cuts the file to the length that a record knew."""
+        path = self._bound_path()
+        if path.exists() and path.stat().st_size > state["bytes"]:
+            with path.open("r+b") as file:
+                file.truncate(state["bytes"])
+
+    def _bound_path(self) -> Path:
+        if self.path is None:
+            raise ConfigError(
+                "A JSONLinesLogger without a path is used outside a run.",
+                fix='give it one: `JSONLinesLogger("log.jsonl")`',
+            )
+        return self.path
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._file is None:
+            path = self._bound_path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: arrays as lists, non-finite floats as null, else text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.generic) or hasattr(value, "tolist"):
+        return plain(np.asarray(value).tolist())
+    return str(value)

@@ -1,0 +1,125 @@
+"""What a logger must be able to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nitro.errors import ConfigError
+
+FinishStatus = Literal["completed", "early_stop", "error"]
+VERBS = (
+    "metrics",
+    "params",
+    "tags",
+    "other",
+    "confusion",
+    "finish",
+    "run_id",
+    "run_url",
+    "logger_state",
+    "reattach",
+)
+
+
+class Logger(Protocol):
+    """Receives what a run reports. Extra keywords may come with later versions."""
+
+    def metrics(
+        self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any
+    ) -> None:
+        """Logs finite scalars under a context: "train", "val" or "data"."""
+        ...
+
+    def params(self, values: Mapping[str, Any], **more: Any) -> None:
+        """Logs the run's configuration, once, before the first compile; keys are flat."""
+        ...
+
+    def tags(self, values: Mapping[str, str], **more: Any) -> None:
+        """Logs short labels of the run."""
+        ...
+
+    def other(self, name: str, value: Any, **more: Any) -> None:
+        """Logs anything else that is worth keeping, as JSON values."""
+        ...
+
+    def confusion(self, matrix: Any, *, step: int, epoch: int, **more: Any) -> None:
+        """Logs a confusion matrix; only user code calls it."""
+        ...
+
+    def finish(self, status: FinishStatus, **more: Any) -> None:
+        """Ends the run; called once."""
+        ...
+
+    def run_id(self) -> str | None:
+        """The back end's identifier of the run, if it has one."""
+        ...
+
+    def run_url(self) -> str | None:
+        """Where a person can look at the run."""
+        ...
+
+    def logger_state(self) -> Any:
+        """Plain data that a record keeps, so that `reattach` can go on; or None."""
+        ...
+
+    def reattach(self, state: Any) -> None:
+        """Goes on with the run that `logger_state` described; called before logging."""
+        ...
+
+
+def checked_logger(logger: Any, run_dir: Path) -> Logger:
+    """The logger bound to the run's directory; None becomes one that drops everything.
+
+    Raises:
+        ConfigError: Verbs are missing; lists all of them.
+    """
+    if logger is None:
+        return NullLogger()
+    missing = [verb for verb in VERBS if not callable(getattr(logger, verb, None))]
+    if missing:
+        raise ConfigError(
+            f"The logger {type(logger).__name__} lacks {', '.join(missing)}.",
+            expected=f"the verbs {', '.join(VERBS)}",
+            fix="add them, or pass `logger=None` to log nothing",
+        )
+    bind = getattr(logger, "bind", None)
+    return bind(run_dir) if bind is not None else logger
+
+
+class NullLogger:
+    """Drops everything: what `logger=None` means."""
+
+    def metrics(self, values: Mapping[str, float], **more: Any) -> None:
+        """Drops them."""
+
+    def params(self, values: Mapping[str, Any], **more: Any) -> None:
+        """Drops them."""
+
+    def tags(self, values: Mapping[str, str], **more: Any) -> None:
+        """Drops them."""
+
+    def other(self, name: str, value: Any, **more: Any) -> None:
+        """Drops it."""
+
+    def confusion(self, matrix: Any, **more: Any) -> None:
+        """Drops it."""
+
+    def finish(self, status: FinishStatus, **more: Any) -> None:
+        """Does nothing."""
+
+    def run_id(self) -> str | None:
+        """None: there is no back end."""
+        return None
+
+    def run_url(self) -> str | None:
+        """None: there is nothing to look at."""
+        return None
+
+    def logger_state(self) -> Any:
+        """None: there is nothing to go on with."""
+        return None
+
+    def reattach(self, state: Any) -> None:
+        """Does nothing."""

@@ -1,0 +1,394 @@
+"""What a code object does, apart from how it is laid out, and which names it reaches.
+
+Compiled code is brought to a normal form: operations in order, constants and names by
+value, jumps by the number of the operation they go to. Line numbers, file names,
+docstrings and the no-ops and fused operations that CPython adds depending on line breaks
+are not part of it. Nested code (lambdas, comprehensions, inner functions, class bodies)
+is written out in the place where it is built.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from ._fingerprint_values import IdentityMemo, describe, digest_of, encode_atom, framed
+
+# Flags that change what a call does. The others follow from the operations, or say that
+# there is a docstring (3.13) or a future import.
+_FLAGS: Final = (
+    inspect.CO_VARARGS
+    | inspect.CO_VARKEYWORDS
+    | inspect.CO_GENERATOR
+    | inspect.CO_COROUTINE
+    | inspect.CO_ITERABLE_COROUTINE
+    | inspect.CO_ASYNC_GENERATOR
+)
+_SILENT: Final = frozenset({"NOP", "CACHE", "EXTENDED_ARG"})
+# 3.13 fuses two neighbours only if they stand on one line.
+_FUSED: Final = re.compile("(LOAD_FAST|STORE_FAST)_(LOAD_FAST|STORE_FAST)$")
+# What a class body writes about itself: its text, place and name.
+_SELF_DESCRIPTION: Final = frozenset(
+    {"__doc__", "__firstlineno__", "__static_attributes__", "__qualname__", "__module__"}
+)
+_GLOBAL_LOADS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_CELL_LOADS: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_LOCAL_LOADS: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
+_ATTRIBUTE_LOADS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
+_BY_TEXT: Final = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
+
+Scope = Literal["global", "closure", "import"]
+
+
+class Reference(NamedTuple):
+    """A name that code reads, with the attributes it takes from it one after another.
+
+    Attributes:
+        scope: Where the name is looked up.
+        name: The name; for an import the module, with leading dots where it is relative.
+        attributes: `("sub", "SCALE")` for `name.sub.SCALE`.
+        is_updated: The code only adds to it in place (`calls += 1`), so that what it holds
+            reaches nothing but itself.
+    """
+
+    scope: Scope
+    name: str
+    attributes: tuple[str, ...] = ()
+    is_updated: bool = False
+
+
+class Constant(NamedTuple):
+    """A literal in the code and the line it stands on."""
+
+    encoded: bytes
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class CodeFacts:
+    """The normal form of one function's code.
+
+    Attributes:
+        digest: Hash of the operations and the constants.
+        operations: One text per operation, with the constants left blank.
+        lines: The line of each operation.
+        constants: The literals, in the order in which the code loads them.
+        references: The names that it reads from outside.
+        attributes: Every attribute name that it reads of anything, sorted.
+        uses_super: Whether it looks attributes up beyond its own class.
+    """
+
+    digest: bytes
+    operations: tuple[str, ...]
+    lines: tuple[int, ...]
+    constants: tuple[Constant, ...]
+    references: tuple[Reference, ...]
+    attributes: tuple[str, ...]
+    uses_super: bool
+
+
+_facts: Final = IdentityMemo[CodeFacts]()
+
+
+def code_facts(code: CodeType) -> CodeFacts:
+    """Returns the normal form of a code object, computed once for each."""
+    return _facts.get(code) or _facts.put(code, _compute_facts(code))
+
+
+def _compute_facts(code: CodeType) -> CodeFacts:
+    text = _Listing()
+    _list_code(code, text)
+    names = _Names()
+    _find_names(code, {}, names)
+    constants = [framed(constant.encoded) for constant in text.constants]
+    return CodeFacts(
+        digest=digest_of("\n".join(text.operations).encode(), b"".join(constants)),
+        operations=tuple(text.operations),
+        lines=tuple(text.lines),
+        constants=tuple(text.constants),
+        references=tuple(dict.fromkeys(names.references)),
+        attributes=tuple(sorted(names.attributes | (names.texts if names.by_text else set()))),
+        uses_super=names.uses_super,
+    )
+
+
+# The normal form --------------------------------------------------------------------------
+
+
+class _Operation(NamedTuple):
+    name: str
+    argument: Any  # name of a variable, value of a constant, offset of a jump, or number
+    text: str
+    line: int
+    offset: int
+    has_constant: bool
+    is_jump: bool
+
+
+@dataclass
+class _Listing:
+    operations: list[str] = field(default_factory=list[str])
+    lines: list[int] = field(default_factory=list[int])
+    constants: list[Constant] = field(default_factory=list[Constant])
+
+    def add(self, text: str, line: int) -> None:
+        # A newline inside a name's text cannot happen; the join above relies on it.
+        self.operations.append(text)
+        self.lines.append(line)
+
+
+def _list_code(code: CodeType, out: _Listing) -> None:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS)
+    count += bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    signature = (code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount)
+    parameters = code.co_varnames[:count]
+    out.add(f"code {code.co_flags & _FLAGS} {signature} {parameters}", code.co_firstlineno)
+    operations = _operations(code)
+    offsets = [operation.offset for operation in operations]
+    for operation in operations:
+        if isinstance(operation.argument, CodeType):
+            out.add(f"{operation.name} code", operation.line)
+            _list_code(operation.argument, out)
+        elif operation.has_constant:
+            out.add(operation.name, operation.line)
+            out.constants.append(_constant(operation))
+        elif operation.is_jump:
+            target = bisect.bisect_left(offsets, operation.argument)
+            out.add(f"{operation.name} to {target}", operation.line)
+        else:
+            out.add(f"{operation.name} {operation.text}", operation.line)
+    out.add(f"end {_handlers(code, offsets)}", code.co_firstlineno)
+
+
+def _operations(code: CodeType) -> list[_Operation]:
+    """Decodes a code object, without what depends on its layout only."""
+    found: list[_Operation] = []
+    for instruction in dis.get_instructions(code):
+        for operation in _split(instruction, code.co_firstlineno):
+            describes = operation.name == "STORE_NAME" and operation.argument in _SELF_DESCRIPTION
+            if describes and (found[-1].has_constant or found[-1].argument == "__name__"):
+                found.pop()
+            elif operation.name not in _SILENT:
+                found.append(operation)
+    return found
+
+
+def _split(instruction: dis.Instruction, first_line: int) -> Iterator[_Operation]:
+    position = instruction.positions
+    line = (position and position.lineno) or first_line
+    name, argument = instruction.opname, instruction.argval
+    fused = _FUSED.match(name)
+    if fused:
+        for part, variable in zip(fused.groups(), argument, strict=True):
+            yield _Operation(part, variable, variable, line, instruction.offset, False, False)  # noqa: FBT003
+        return
+    has_constant = instruction.opcode in dis.hasconst
+    is_jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+    if name == "RETURN_CONST":
+        name = "LOAD_CONST"
+    number = "" if instruction.arg is None else str(instruction.arg)
+    named = _names_something(instruction.opcode)
+    text = instruction.argrepr if named else number
+    yield _Operation(name, argument, text, line, instruction.offset, has_constant, is_jump)
+    if instruction.opname == "RETURN_CONST":
+        yield _Operation("RETURN_VALUE", None, "", line, instruction.offset, False, False)  # noqa: FBT003
+
+
+def _names_something(opcode: int) -> bool:
+    return opcode in dis.hasname or opcode in dis.haslocal or opcode in dis.hasfree
+
+
+def _handlers(code: CodeType, offsets: list[int]) -> list[tuple[int, ...]]:
+    """Lists the ranges of the exception table, counted in operations."""
+    entries = cast("Iterable[Any]", getattr(dis.Bytecode(code), "exception_entries", ()))
+    found: list[tuple[int, ...]] = []
+    for entry in entries:
+        start, end, target = (
+            bisect.bisect_left(offsets, offset)
+            for offset in (entry.start, entry.end, entry.target)
+        )
+        rest = (target, entry.depth, int(entry.lasti))
+        # A no-op between two ranges is gone, so that they may have become one.
+        if found and found[-1][1] == start and found[-1][2:] == rest:
+            start = found.pop()[0]
+        if start < end:
+            found.append((start, end, *rest))
+    return found
+
+
+def _constant(operation: _Operation) -> Constant:
+    value = operation.argument
+    return Constant(_encode_constant(value), describe(value), operation.line)
+
+
+def _encode_constant(value: object) -> bytes:
+    if isinstance(value, tuple):
+        items = [_encode_constant(item) for item in cast("tuple[object, ...]", value)]
+        return b"tuple:" + framed(*items)
+    if isinstance(value, frozenset):
+        items = sorted(_encode_constant(item) for item in cast("frozenset[object]", value))
+        return b"frozenset:" + framed(*items)
+    return encode_atom(value)
+
+
+# The names --------------------------------------------------------------------------------
+
+_Aliases = Mapping[str, set[Reference]]
+
+
+@dataclass
+class _Names:
+    references: list[Reference] = field(default_factory=list[Reference])
+    attributes: set[str] = field(default_factory=set[str])
+    texts: set[str] = field(default_factory=set[str])
+    by_text: bool = False
+    uses_super: bool = False
+
+
+def _find_names(code: CodeType, outer: _Aliases, out: _Names) -> None:
+    """Collects the names that a code object and the code nested in it read.
+
+    `outer` holds what the free variables stand for, where the enclosing code gave them
+    a module or another name from outside.
+    """
+    operations = _operations(code)
+    known: dict[str, set[Reference]] = {name: set() for name in code.co_cellvars}
+    known.update((name, outer[name]) for name in code.co_freevars if name in outer)
+    # Twice, because a loop may use an alias above the line that sets it.
+    _follow_chains(code, operations, known)
+    out.references.extend(_follow_chains(code, operations, known))
+    for operation in operations:
+        _note(operation, out)
+    for operation in operations:
+        if isinstance(operation.argument, CodeType):
+            _find_names(operation.argument, known, out)
+
+
+def _note(operation: _Operation, out: _Names) -> None:
+    name = operation.argument
+    if operation.name in _ATTRIBUTE_LOADS:
+        out.attributes.add(name)
+    if operation.has_constant and isinstance(name, str) and name.isidentifier():
+        out.texts.add(name)
+    out.uses_super |= operation.name == "LOAD_SUPER_ATTR"
+    out.uses_super |= operation.name in _GLOBAL_LOADS and name == "super"
+    out.by_text |= isinstance(name, str) and name in _BY_TEXT
+
+
+def _follow_chains(
+    code: CodeType, operations: list[_Operation], known: dict[str, set[Reference]]
+) -> list[Reference]:
+    """Reads `a.b.c` off the operations: a load, then the attributes right behind it.
+
+    A chain that is stored in a local variable goes on where the variable is read. One that
+    ends in anything else (an argument, a container, an attribute of a class body) is
+    reported as it is: whatever the name stands for then counts as a whole.
+    """
+    found: list[Reference] = []
+    chains: set[Reference] = set()
+    imported = _Import("", is_from=False)
+    for index, operation in enumerate(operations):
+        if chains and operation.name in ("LOAD_ATTR", "LOAD_METHOD"):
+            chains = {_longer(chain, operation.argument) for chain in chains}
+            continue
+        if chains and operation.name in ("SWAP", "POP_TOP") and imported.is_open(chains):
+            continue  # `import a.b.c as d` walks down from `a`
+        if operation.name == "IMPORT_FROM":
+            chains = {imported.member(operation.argument)}
+            continue
+        if chains and _is_local_store(operation, code):
+            known.setdefault(operation.argument, set()).update(chains)
+        else:
+            found.extend(sorted(chains))
+        if operation.name == "IMPORT_NAME":
+            imported = _Import.read(operations, index)
+            chains = set() if imported.is_from else {imported.reference}
+        else:
+            chains = _start(code, operations, index, known)
+    return found
+
+
+def _is_local_store(operation: _Operation, code: CodeType) -> bool:
+    if operation.name == "STORE_DEREF":
+        return operation.argument in code.co_cellvars
+    return operation.name == "STORE_FAST"
+
+
+def _longer(chain: Reference, attribute: str) -> Reference:
+    return chain._replace(attributes=(*chain.attributes, attribute))
+
+
+class _Import:
+    """The `import` statement being executed, which may bind several names."""
+
+    def __init__(self, module: str, *, is_from: bool) -> None:
+        self.is_from = is_from
+        self.reference = Reference("import", module)
+
+    @classmethod
+    def read(cls, operations: list[_Operation], index: int) -> _Import:
+        """Reads the statement whose `IMPORT_NAME` stands at `index`."""
+        level, names = (operation.argument for operation in operations[index - 2 : index])
+        module = "." * level + operations[index].argument
+        is_from = names is not None
+        return cls(module if is_from else module.partition(".")[0], is_from=is_from)
+
+    def member(self, name: str) -> Reference:
+        """Returns what `IMPORT_FROM` puts on the stack."""
+        reached = _longer(self.reference, name)
+        if not self.is_from:
+            self.reference = reached
+        return reached
+
+    def is_open(self, chains: set[Reference]) -> bool:
+        """Tells whether the statement still has to store what it reached."""
+        return not self.is_from and chains == {self.reference}
+
+
+def _start(
+    code: CodeType, operations: list[_Operation], index: int, known: _Aliases
+) -> set[Reference]:
+    operation = operations[index]
+    name = operation.argument
+    if operation.name in _LOCAL_LOADS:
+        # 3.13 loads a cell this way only to hand it to nested code, looked at by itself.
+        is_cell = name in code.co_cellvars or name in code.co_freevars
+        return set() if is_cell else set(known.get(name, ()))
+    if operation.name in _GLOBAL_LOADS:
+        return {Reference("global", name, (), _is_update(operations, index))}
+    if operation.name in _CELL_LOADS and name in known:
+        return set(known[name])
+    if operation.name in _CELL_LOADS:
+        return {Reference("closure", name, (), _is_update(operations, index))}
+    return set()
+
+
+# `n += 1` and `n["key"] += 1`, as compiled by 3.11 to 3.13.
+_COUNTING: Final = (
+    ("LOAD_", "LOAD_", "BINARY_OP", "STORE_GLOBAL"),
+    ("LOAD_", "LOAD_", "BINARY_OP", "STORE_DEREF"),
+    (
+        *("LOAD_", "LOAD_", "COPY", "COPY", "BINARY_SUBSCR", "LOAD_"),
+        *("BINARY_OP", "SWAP", "SWAP", "STORE_SUBSCR"),
+    ),
+)
+
+
+def _is_update(operations: list[_Operation], index: int) -> bool:
+    for pattern in _COUNTING:
+        window = operations[index : index + len(pattern)]
+        names = [operation.name for operation in window]
+        if len(names) < len(pattern) or not all(map(str.startswith, names, pattern)):
+            continue
+        in_place = any(op.name == "BINARY_OP" and op.argument >= 13 for op in window)
+        same = window[-1].name == "STORE_SUBSCR" or window[-1].argument == window[0].argument
+        return in_place and same
+    return False

@@ -1,0 +1,192 @@
+"""The one store of ahead-of-time compiled programs, shared by every handle of the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from nitro._trees import describe_array, named_leaves
+from nitro.errors import ProgramError
+
+from ._key import KeyPart, ProgramKey, abstract_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRequest:
+    """What the store needs to find a program, or to make it.
+
+    Attributes:
+        role: "train step", "forward", "loss" and so on.
+        parts: What decides the program, apart from structural fields, by label.
+        graph: The structural fields' values by label. A program depends only on those
+            that its trace reads.
+        make: Called with a set that collects the structural fields which the trace
+            reads; returns the function to compile.
+        arguments: Positional arguments, concrete or abstract; only shapes, dtypes and
+            shardings matter.
+        donate: Which arguments the program may overwrite.
+        compile_options: Options for XLA.
+    """
+
+    role: str
+    parts: Mapping[str, KeyPart]
+    graph: Mapping[str, KeyPart]
+    make: Callable[[set[str]], Callable[..., Any]]
+    arguments: Sequence[Any]
+    donate: tuple[int, ...] = ()
+    compile_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Program:
+    """One compiled program: call it with arguments of exactly the compiled shapes."""
+
+    def __init__(self, key: ProgramKey, compiled: Any, arguments: Any, seconds: float) -> None:
+        self.key = key
+        self.seconds = seconds
+        self.compiled = compiled
+        self._arguments = arguments
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the program; donated arguments are gone afterwards.
+
+        Raises:
+            ProgramError: An argument does not fit; names the leaf, got and expected.
+        """
+        try:
+            return self.compiled(*arguments)
+        except (TypeError, ValueError) as error:
+            misfits = _misfits(self._arguments, arguments)
+            if not misfits:
+                raise
+            raise ProgramError(
+                f"The {self.key.role} program got arguments that do not fit: {misfits[0]}.",
+                expected="the shapes and dtypes that it was compiled for",
+                fix="make a new handle for other shapes: a program is never compiled in secret",
+            ) from error
+
+
+class Store:
+    """Finds programs by key and compiles each missing one exactly once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._building: dict[str, threading.Lock] = {}
+        self._programs: dict[str, list[Program]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def get(self, request: ProgramRequest) -> Program:
+        """The program for a request: an existing one, or one compiled now.
+
+        A thread that asks for a program which another is compiling waits for it.
+        """
+        base = _base_digest(request)
+        with self._lock:
+            building = self._building.setdefault(base, threading.Lock())
+        with building:
+            found = self._find(base, request.graph)
+            self._count(request.role, hit=found is not None)
+            return found or self._build(base, request)
+
+    def stats(self) -> dict[str, Any]:
+        """Hits, misses, entries and compile seconds, in all and by role."""
+        with self._lock:
+            programs = [p for group in self._programs.values() for p in group]
+            roles = sorted({name.partition(":")[2] for name in self._counts})
+            return {
+                "hits": sum(self._counts[f"hits:{role}"] for role in roles),
+                "misses": sum(self._counts[f"misses:{role}"] for role in roles),
+                "entries": len(programs),
+                "compile_seconds": sum(p.seconds for p in programs),
+                "by_role": {
+                    role: {
+                        "hits": self._counts[f"hits:{role}"],
+                        "misses": self._counts[f"misses:{role}"],
+                        "entries": sum(p.key.role == role for p in programs),
+                    }
+                    for role in roles
+                },
+            }
+
+    def programs(self) -> list[Program]:
+        """Every program, oldest first."""
+        with self._lock:
+            return [p for group in self._programs.values() for p in group]
+
+    def clear(self) -> None:
+        """Forgets every program and resets the counts; handles keep what they hold."""
+        with self._lock:
+            self._building.clear()
+            self._programs.clear()
+            self._counts.clear()
+
+    def _find(self, base: str, graph: Mapping[str, KeyPart]) -> Program | None:
+        with self._lock:
+            candidates = list(self._programs.get(base, ()))
+        return next((p for p in candidates if p.key.admits(graph)), None)
+
+    def _count(self, role: str, *, hit: bool) -> None:
+        with self._lock:
+            self._counts[f"{'hits' if hit else 'misses'}:{role}"] += 1
+
+    def _build(self, base: str, request: ProgramRequest) -> Program:
+        started = time.perf_counter()
+        reads: set[str] = set()
+        jitted = jax.jit(request.make(reads), donate_argnums=request.donate, keep_unused=True)
+        traced = jitted.trace(*request.arguments)
+        compiled = traced.lower().compile(dict(request.compile_options) or None)
+        key = ProgramKey(
+            role=request.role,
+            parts=request.parts,
+            reads={name: request.graph[name] for name in sorted(reads)},
+        )
+        seconds = time.perf_counter() - started
+        program = Program(key, compiled, abstract_arguments(request.arguments), seconds)
+        with self._lock:
+            self._programs.setdefault(base, []).append(program)
+        return program
+
+
+store = Store()
+"""The store of this process."""
+
+
+def cache_stats() -> dict[str, Any]:
+    """Counts the programs of this process.
+
+    Returns:
+        `hits`, `misses`, `entries` and `compile_seconds`; and `by_role`, the same counts
+        for each kind of program.
+    """
+    return store.stats()
+
+
+def cache_clear() -> None:
+    """Forgets every compiled program and resets the counts.
+
+    Handles that exist keep the programs that they hold.
+    """
+    store.clear()
+
+
+def _base_digest(request: ProgramRequest) -> str:
+    arguments = abstract_arguments(request.arguments)
+    return ProgramKey.base_digest(request.role, request.parts, arguments, request.compile_options)
+
+
+def _misfits(expected: Any, got: Sequence[Any]) -> list[str]:
+    wanted, given = named_leaves(tuple(expected)), named_leaves(tuple(got))
+    lines = [f"`{name}` is missing" for name in wanted if name not in given]
+    lines += [f"`{name}` is not expected" for name in given if name not in wanted]
+    for name in wanted.keys() & given.keys():
+        have = given[name] if hasattr(given[name], "dtype") else jax.numpy.asarray(given[name])
+        if describe_array(have) != describe_array(wanted[name]):
+            lines.append(
+                f"`{name}` is {describe_array(have)}, expected {describe_array(wanted[name])}"
+            )
+    return lines

@@ -1,0 +1,29 @@
+"""The binding report: what a handle was configured with, and from where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nitro.data import ArrayLoader
+
+from ._setup import Setup
+
+
+def binding_report(setup: Setup) -> str:
+    """Lists options with their sources, splits, hooks and where the weights came from."""
+    lines = [f"{setup.owner}: weights {setup.origin}"]
+    for name, source in setup.options.sources.items():
+        lines.append(f"  {name} = {getattr(setup.options, name)} ({source})")
+    lines += [f"  split `{name}`: {_split(source)}" for name, source in setup.splits.items()]
+    for route in setup.hooks.routes.values():
+        fields = ", ".join(route.required + tuple(f"{n} (optional)" for n in route.optional))
+        lines.append(f"  {route.hook}: {fields or 'no fields'}{' and all' * route.takes_all}")
+    return "\n".join(lines + setup.notes)
+
+
+def _split(source: Any) -> str:
+    if not isinstance(source, ArrayLoader):
+        return f"{len(source)} batches ({type(source).__name__})"
+    text = f"{len(source)} batches of {source.batch_size}, {source.num_samples} samples"
+    dropped = source.num_dropped
+    return text + (f"; {dropped} dropped with the ragged last batch" if dropped else "")

@@ -1,0 +1,236 @@
+"""Builds everything that a handle needs, cheapest failures first."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from nitro._checkpoint import TopK, open_record
+from nitro._devices import checked_n_devices
+from nitro._experiment import (
+    UNSET,
+    Experiment,
+    Residency,
+    RunOptions,
+    field_names,
+    has_hook,
+    read_routes,
+    require_hooks,
+    resolve_option,
+    resolve_options,
+)
+from nitro._logs import JSONLinesLogger, Logger, checked_logger
+from nitro._optim import Optimizer
+from nitro._programs import RunPrograms, StepPlan, TracedHooks
+from nitro._state import TrainState, split_model
+from nitro._trees import Flat
+from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
+from nitro.errors import ConfigError, DataError
+
+
+@dataclass(kw_only=True)
+class Setup:
+    """What a handle was built with; nothing here changes afterwards.
+
+    Attributes:
+        experiment: The user's declaration.
+        options: The plain run options.
+        splits: The data by split; empty on a serving handle.
+        hooks: The traced hooks.
+        optimizer: None on a handle without a training split.
+        programs: The handle's programs.
+        state: The state that training starts from.
+        device: The Device fields, on the device.
+        checkpointer: The retention policy, or None.
+        logger: Where metrics go.
+        first: The first batch of each split that setup looked at.
+        origin: Where the weights came from.
+        notes: Lines of the binding report that belong to no table.
+    """
+
+    experiment: Experiment
+    options: RunOptions
+    splits: dict[str, Any]
+    hooks: TracedHooks
+    optimizer: Optimizer | None
+    programs: RunPrograms
+    state: TrainState
+    device: Flat
+    checkpointer: TopK | None
+    logger: Logger
+    first: dict[str, Batch]
+    origin: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def owner(self) -> str:
+        """The experiment's class name, for messages."""
+        return type(self.experiment).__name__
+
+
+def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
+    """Checks the configuration, builds data and model, and restores weights.
+
+    The order is contractual: options, data, structural checks, record, model, weights,
+    routing and batches, checkpointer, optimizer, logger.
+    """
+    require_hooks(experiment)
+    options = resolve_options(experiment, given)
+    checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
+    owner = type(experiment).__name__
+    routes = read_routes(type(experiment))
+    record = None if given["checkpoint"] is None else open_record(given["checkpoint"])
+    splits = _build_splits(experiment, options, given["data"])
+    device = place_device_fields(experiment)
+    layout, params, model_state = split_model(
+        experiment.build_model(nnx.Rngs(options.seed)), hook=f"{owner}.build_model"
+    )
+    if record is not None:
+        params = record.read("params", params)
+        model_state = record.read("model_state", model_state)
+    hooks = TracedHooks(experiment=experiment, layout=layout, routes=routes)
+    first = _checked_first_batches(hooks, splits)
+    optimizer = _make_optimizer(experiment) if "train" in splits else None
+    checkpointer = _checked_checkpointer(experiment, given["checkpointer"])
+    programs = RunPrograms(
+        hooks,
+        optimizer=optimizer,
+        plan=StepPlan(steps_per_call=1, accum=options.accum, looped=False),
+        compile_options={},
+    )
+    setup = Setup(
+        experiment=experiment,
+        options=options,
+        splits=splits,
+        hooks=hooks,
+        optimizer=optimizer,
+        programs=programs,
+        state=TrainState(params, model_state, optimizer.init(params) if optimizer else ()),
+        device=device,
+        checkpointer=checkpointer,
+        logger=_make_logger(experiment, options, given["logger"]),
+        first=first,
+        origin="built by `build_model`" if record is None else f"restored from {record.path}",
+    )
+    _warn_near_misses(setup)
+    return setup
+
+
+def place_device_fields(experiment: Experiment) -> Flat:
+    """The Device fields as strongly typed arrays on the device.
+
+    Raises:
+        ConfigError: A value that is no number, array or tree of them.
+    """
+    return {
+        name: jax.tree.map(
+            lambda leaf: _placed(experiment, name, leaf),  # noqa: B023 - used at once
+            getattr(experiment, name),
+        )
+        for name in field_names(experiment, Residency.DEVICE)
+    }
+
+
+def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
+    array = np.asarray(leaf)
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype.kind in "bV"):
+        raise ConfigError(
+            f"The Device field `{type(experiment).__name__}.{name}` is {leaf!r}.",
+            expected="a number, an array, or a tree of them: it becomes a traced input",
+            fix=f"mark it GraphConst, or leave `{name}` unmarked to keep it on the host",
+        )
+    # Through an explicit dtype, so that a Python number is not weakly typed.
+    return jnp.asarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:
+    owner = type(experiment).__name__
+    hook = "Nitro(data=...)" if data is not None else f"{owner}.build_data"
+    splits = checked_splits(experiment.build_data() if data is None else data, hook=hook)
+    return {name: _bound(source, name, options.seed) for name, source in splits.items()}
+
+
+def _bound(source: Any, split: str, seed: int) -> Any:
+    if not isinstance(source, ArrayLoader):
+        return source
+    return source.bound(seed=seed, drop_last=split == "train")
+
+
+def _checked_first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Batch]:
+    first: dict[str, Batch] = {}
+    for split, source in splits.items():
+        batch = first_batch(split, source)
+        where = f"the first batch of `{split}`"
+        names = traced_names(hooks, batch, with_loss=split == "train" or needs_loss(hooks))
+        if not names:
+            raise DataError(
+                f"No hook names a batch field; {where} has {sorted(batch)}.",
+                fix="name the inputs as keyword-only arguments: `forward(self, model, *, img)`",
+            )
+        num_rows(routed_fields(batch, names, where=where), where=where)
+        if "metrics" in hooks.routes:
+            hooks.routes["metrics"].names(batch)
+        first[split] = batch
+    return first
+
+
+def traced_names(hooks: TracedHooks, batch: Batch, *, with_loss: bool) -> tuple[str, ...]:
+    """The batch fields that go to the device, sorted."""
+    wanted = ("forward", "loss") if with_loss else ("forward",)
+    return tuple(sorted({name for hook in wanted for name in hooks.routes[hook].names(batch)}))
+
+
+def needs_loss(hooks: TracedHooks) -> bool:
+    """Whether evaluation falls back to `val_loss`."""
+    return "metrics" not in hooks.routes
+
+
+def _make_optimizer(experiment: Experiment) -> Optimizer:
+    del experiment
+    return Optimizer(factory=optax.radam, learning_rate=1e-3)
+
+
+def _checked_checkpointer(experiment: Experiment, given: Any) -> TopK | None:
+    checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
+    if checkpointer is not None and not isinstance(checkpointer, TopK):
+        raise ConfigError(
+            f"`checkpointer` is {checkpointer!r}.",
+            expected="a `nitro.TopK(...)`, or None to write no records",
+        )
+    unranked = checkpointer is not None and checkpointer.metric != "val_loss"
+    if unranked and not has_hook(experiment, "metrics"):
+        raise ConfigError(
+            f"`checkpointer` ranks by `{checkpointer.metric}`, but "
+            f"`{type(experiment).__name__}` has no `metrics` hook.",
+            expected="the metric `val_loss`, which needs no hook",
+            fix=f"add a `metrics` hook that emits `{checkpointer.metric}`, or drop `metric=`",
+        )
+    return checkpointer
+
+
+def _make_logger(experiment: Experiment, options: RunOptions, given: Any) -> Logger:
+    logger, _ = resolve_option(experiment, "logger", given, UNSET)
+    return checked_logger(JSONLinesLogger() if logger is UNSET else logger, options.run_dir)
+
+
+def _warn_near_misses(setup: Setup) -> None:
+    batch = next(iter(setup.first.values()), None)
+    if batch is None:
+        return
+    for route in setup.hooks.routes.values():
+        for keyword, close in route.near_misses(batch):
+            warnings.warn(
+                f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
+                f"takes its default; did you mean `{close}`?",
+                stacklevel=5,
+            )
+
+

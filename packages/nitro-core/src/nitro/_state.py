@@ -1,0 +1,138 @@
+"""The one tree that training carries, and how it becomes an NNX module inside a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from nitro._trees import Flat, describe_array, dotted
+from nitro.errors import HookError
+
+class TrainState(NamedTuple):
+    """Everything that one optimizer step reads and replaces.
+
+    Attributes:
+        params: Trainable weights by dotted name.
+        model_state: All other variables of the model by dotted name: running
+            statistics, RNG keys and counters.
+        opt_state: The optimizer's state; an empty tuple on an evaluation handle.
+    """
+
+    params: Flat
+    model_state: Flat
+    opt_state: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLayout:
+    """The static part of a model: how flat arrays become a module again.
+
+    Attributes:
+        train: The graph definition in training mode.
+        eval: The same in evaluation mode.
+        params: The structure of the trainable weights.
+        model_state: The structure of the other variables.
+        rng_names: The names in the model state that hold RNG keys and counters.
+    """
+
+    train: Any
+    eval: Any
+    params: _Structure
+    model_state: _Structure
+    rng_names: tuple[str, ...]
+
+    def merge(self, graph: Any, params: Mapping[str, Any], model_state: Mapping[str, Any]) -> Any:
+        """The module with these arrays, safe to mutate inside a trace."""
+        states = (self.params.unflatten(params), self.model_state.unflatten(model_state))
+        return nnx.merge(graph, *states, copy=True)
+
+    def model_state_of(self, model: Any) -> Flat:
+        """The non-trainable variables of a module that a hook has run."""
+        _, _, rest = nnx.split(model, nnx.Param, ...)
+        return self.model_state.flatten(rest)
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """Dotted names and the tree that they come from, in one order."""
+
+    names: tuple[str, ...]
+    treedef: Any
+
+    def unflatten(self, flat: Mapping[str, Any]) -> Any:
+        return jax.tree.unflatten(self.treedef, [flat[name] for name in self.names])
+
+    def flatten(self, tree: Any) -> Flat:
+        leaves, treedef = jax.tree.flatten(tree)
+        if treedef != self.treedef:
+            raise HookError(
+                "`forward` changed which variables the model has.",
+                expected="the variables that `build_model` created: "
+                + ", ".join(f"`{name}`" for name in self.names),
+                fix="create every nnx.Variable in the module's `__init__`",
+            )
+        return dict(zip(self.names, leaves, strict=True))
+
+
+def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
+    """Splits what `build_model` returned into layout, weights and model state.
+
+    Raises:
+        HookError: Not an `nnx.Module`, or two variables with one dotted name.
+    """
+    if not isinstance(model, nnx.Module):
+        raise HookError(
+            f"`{hook}` returned {type(model).__name__}.",
+            expected="an `nnx.Module`",
+            fix="wrap a linen module as `nnx.bridge.ToNNX(module, rngs=rngs)`",
+        )
+    model.eval()
+    eval_graph, _, _ = nnx.split(model, nnx.Param, ...)
+    model.train()
+    train_graph, params, rest = nnx.split(model, nnx.Param, ...)
+    params_structure, flat_params = _named(params, hook)
+    rest_structure, flat_rest = _named(rest, hook)
+    rngs = nnx.to_flat_state(nnx.filter_state(rest, nnx.RngState))
+    layout = ModelLayout(
+        train=train_graph,
+        eval=eval_graph,
+        params=params_structure,
+        model_state=rest_structure,
+        rng_names=tuple(".".join(map(str, path)) for path, _ in rngs),
+    )
+    return layout, flat_params, flat_rest
+
+
+def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+    # The last part of each path is the variable's own `.value`.
+    names = tuple(dotted(path[:-1]) for path, _ in leaves)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise HookError(
+            f"`{hook}` made two variables with the dotted name `{twice[0]}`.",
+            expected="distinct names: they are the names of the exported weights",
+            fix="rename the attribute or key that contains a dot",
+        )
+    arrays = (jax.numpy.asarray(leaf) for _, leaf in leaves)
+    return _Structure(names, treedef), dict(zip(names, arrays, strict=True))
+
+
+def check_same_layout(expected: Mapping[str, Any], got: Mapping[str, Any], *, what: str) -> list[str]:
+    """How two flat trees differ, one line per leaf; empty where they agree."""
+    lines: list[str] = []
+    for name in sorted(expected.keys() | got.keys()):
+        if name not in got:
+            lines.append(f"{what} lacks `{name}` {describe_array(expected[name])}")
+        elif name not in expected:
+            lines.append(f"{what} has `{name}` {describe_array(got[name])}, the model does not")
+        elif describe_array(expected[name]) != describe_array(got[name]):
+            lines.append(
+                f"`{name}`: got {describe_array(got[name])}, "
+                f"expected {describe_array(expected[name])}"
+            )
+    return lines

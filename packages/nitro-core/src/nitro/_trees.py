@@ -1,0 +1,33 @@
+"""Named leaves: dotted paths for messages, weights and records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+Flat = dict[str, Any]
+"""Arrays by dotted name."""
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """A key path as `layers.0.kernel`."""
+    return ".".join(_part(entry) for entry in path)
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by dotted path, in the tree's own order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {dotted(path): leaf for path, leaf in leaves}
+
+
+def describe_array(value: Any) -> str:
+    """`float32(64, 128)`, for messages."""
+    return f"{value.dtype}{tuple(value.shape)}"
+
+
+def _part(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

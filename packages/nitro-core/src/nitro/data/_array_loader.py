@@ -1,0 +1,137 @@
+"""Batches cut from arrays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nitro.errors import DataError
+
+
+class ArrayLoader:
+    """Cuts arrays in memory into batches; a split that Nitro knows everything about.
+
+    The order of an epoch depends on the seed and the epoch's number only, so any epoch
+    can be replayed from any batch.
+
+    Args:
+        arrays: One array per batch field, all with as many samples along axis 1.
+        batch_size: Samples in a batch.
+        shuffle: Whether each epoch has an order of its own.
+        seed: Seeds the order; None takes the run's seed (0 outside a run).
+        drop_last: Whether to drop a ragged last batch; None drops it in training only.
+
+    Raises:
+        DataError: Arrays that are empty or disagree on the number of samples, or a batch
+            size that leaves no batch.
+
+    Example:
+        >>> loader = ArrayLoader({"x": np.arange(5)}, batch_size=2)
+        >>> [batch["x"].tolist() for batch in loader]
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int | None = None,
+        drop_last: bool | None = None,
+    ) -> None:
+        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.num_samples = _common_length(self.arrays)
+        self.batch_size = _checked_batch_size(batch_size)
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self._position = self._next = (0, 0)
+        if len(self) == 0:
+            raise DataError(
+                f"An ArrayLoader of {self.num_samples} samples has batch_size={batch_size} and "
+                "drop_last=True, which leaves no batch.",
+                expected=f"a batch size of at most {self.num_samples}",
+            )
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.num_samples, self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def num_dropped(self) -> int:
+        """Samples that each epoch leaves out."""
+        return max(0, self.num_samples - len(self) * self.batch_size)
+
+    def bound(self, *, seed: int, drop_last: bool) -> ArrayLoader:
+        """The same loader with these values where it had none; the arrays are shared."""
+        return ArrayLoader(
+            self.arrays,
+            self.batch_size,
+            shuffle=self.shuffle,
+            seed=seed if self.seed is None else self.seed,
+            drop_last=drop_last if self.drop_last is None else self.drop_last,
+        )
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The samples of an epoch (counted from 0) in order, as int64 indices."""
+        if not self.shuffle:
+            return np.arange(self.num_samples)
+        return np.random.default_rng([self.seed or 0, epoch]).permutation(self.num_samples)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of an epoch (counted from 0), from batch `start` on."""
+        order = self.order(epoch)
+        for index in range(start, len(self)):
+            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+            yield {name: array[rows] for name, array in self.arrays.items()}
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        """Goes through one epoch; the next iteration is the next epoch.
+
+        An iteration that is given up is followed by a new epoch, too, unless `set_state`
+        moves back into it.
+        """
+        epoch, start = self._next
+        self._next = (epoch + 1, 0)
+        self._position = (epoch, start)
+        for index, batch in enumerate(self.batches(epoch, start), start + 1):
+            self._position = (epoch, index) if index < len(self) else (epoch + 1, 0)
+            yield batch
+
+    def get_state(self) -> dict[str, int]:
+        """The position: the epoch and batch that come next, both counted from 0."""
+        epoch, batch = self._position
+        return {"epoch": epoch, "batch": batch}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Moves to a position that `get_state` returned."""
+        self._position = self._next = (state["epoch"], state["batch"])
+
+
+def _checked_batch_size(batch_size: Any) -> int:
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
+        raise DataError(
+            f"`batch_size` is {batch_size!r}.", expected="an integer of at least 1"
+        )
+    return int(batch_size)
+
+
+def _common_length(arrays: Mapping[str, np.ndarray]) -> int:
+    if not arrays:
+        raise DataError("An ArrayLoader got no arrays.", expected="one array per batch field")
+    for name, array in arrays.items():
+        if array.ndim == 0 or array.shape[0] == 0:
+            raise DataError(
+                f"The array `{name}` of an ArrayLoader has the shape {array.shape}.",
+                expected="at least one sample along axis 1",
+            )
+    lengths = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(
+            f"The arrays of an ArrayLoader disagree on the number of samples: {lengths}.",
+            expected="one number of samples along axis 1 of every array",
+        )
+    return next(iter(lengths.values()))

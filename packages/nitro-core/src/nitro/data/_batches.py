@@ -1,0 +1,137 @@
+"""Checks on batches, and cutting or padding them to a compiled width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from nitro.errors import DataError
+
+Batch = Mapping[str, Any]
+"""Batch fields by name: arrays, or trees of arrays, batch axis first."""
+
+
+def checked_splits(data: Any, *, hook: str) -> dict[str, Any]:
+    """The splits that `build_data` returned, as a dict.
+
+    Raises:
+        DataError: Not a mapping of named, sized, non-empty iterables.
+    """
+    if not isinstance(data, Mapping):
+        raise DataError(
+            f"`{hook}` returned {type(data).__name__}.",
+            expected='a mapping of splits, such as {"train": ..., "val": ...}',
+        )
+    for split, source in data.items():
+        _check_source(split, source)
+    return dict(data)
+
+
+def _check_source(split: Any, source: Any) -> None:
+    if not isinstance(split, str):
+        raise DataError(f"A split is named {split!r}.", expected='a string, such as "train"')
+    if not isinstance(source, Iterable) or not hasattr(source, "__len__"):
+        raise DataError(
+            f"The split `{split}` is {type(source).__name__}, which has no length or cannot be "
+            "iterated.",
+            expected="a sized iterable of batches: an ArrayLoader, a list of dicts, a DataLoader",
+            fix="give it a `__len__` that counts its batches",
+        )
+    if len(source) == 0:  # pyright: ignore[reportArgumentType] - it has __len__
+        raise DataError(f"The split `{split}` has no batches.", expected="at least one batch")
+
+
+def first_batch(split: str, source: Iterable[Any]) -> Batch:
+    """The first batch of a split, without moving a source that can be peeked into."""
+    peek = getattr(source, "batches", None)
+    batch = next(iter(peek(0) if peek is not None else source), None)
+    if batch is None:
+        raise DataError(f"The split `{split}` has a length but yields no batch.")
+    return checked_batch(batch, where=f"the first batch of `{split}`")
+
+
+def checked_batch(batch: Any, *, where: str) -> Batch:
+    """A batch that is a mapping of named fields.
+
+    Raises:
+        DataError: Anything else; names the type.
+    """
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"In {where} Nitro found {type(batch).__name__}.",
+            expected='a mapping of batch fields, such as {"img": ..., "label": ...}',
+        )
+    return batch
+
+
+def routed_fields(batch: Batch, names: Iterable[str], *, where: str) -> dict[str, Any]:
+    """The named fields of a batch, checked to be numeric arrays.
+
+    Raises:
+        DataError: A field that is no numeric array; names field and type.
+    """
+    fields = {name: batch[name] for name in names}
+    for name, value in fields.items():
+        for leaf in jax.tree.leaves(value) or [value]:
+            _check_leaf(name, leaf, where)
+    return fields
+
+
+def _check_leaf(name: str, leaf: Any, where: str) -> None:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not hasattr(leaf, "shape"):
+        raise DataError(
+            f"The batch field `{name}` in {where} holds {type(leaf).__name__}, not an array.",
+            expected="NumPy arrays, batch axis first: a scalar would be baked into the program",
+            fix="make it a Device field of the experiment, or do not name it in a traced hook",
+        )
+    if np.dtype(dtype).kind in "OUSMmVT" and not jax.dtypes.issubdtype(dtype, np.number):
+        raise DataError(
+            f"The batch field `{name}` in {where} has dtype {dtype}.",
+            expected="a boolean or numeric dtype",
+            fix="leave it undeclared: fields that no traced hook names stay on the host",
+        )
+
+
+def num_rows(fields: Batch, *, where: str) -> int:
+    """The batch extent that all fields share.
+
+    Raises:
+        DataError: Fields without a batch axis, or of different extents; lists each shape.
+    """
+    shapes = {
+        name: tuple(leaf.shape) for name, value in fields.items() for leaf in jax.tree.leaves(value)
+    }
+    extents = {shape[0] if shape else None for shape in shapes.values()}
+    if len(extents) != 1 or None in extents:
+        listing = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items()) or "none"
+        raise DataError(
+            f"The fields of {where} disagree on the batch extent: {listing}.",
+            expected="one number of samples along axis 1 of every field",
+        )
+    return extents.pop() or 0
+
+
+def cut_to_width(fields: Batch, rows: int, width: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Cuts a batch into pieces of `width` rows; yields each with its count of real rows.
+
+    A short piece is padded by repeating its last row, so that no padded value lies
+    outside what the model has seen.
+    """
+    for start in range(0, rows, width):
+        real = min(width, rows - start)
+        yield (
+            jax.tree.map(lambda leaf: _padded(leaf[start : start + real], width), dict(fields)),  # noqa: B023 - used at once
+            real,
+        )
+
+
+def _padded(leaf: Any, width: int) -> np.ndarray:
+    array = np.asarray(leaf)
+    missing = width - array.shape[0]
+    if not missing:
+        return array
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

@@ -1,0 +1,202 @@
+"""Turns an export into a portable StableHLO artifact, and reads one's signature back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax.export
+from jax.extend import mlir
+from jax.extend.mlir import ir, passmanager
+from jax.extend.mlir.dialects import chlo, sdy, stablehlo
+
+from nitro.errors import BundleError, ConfigError, ExportError
+
+DEFAULT_VERSION = "1.13.0"
+"""August 2025: older than every reader that the format spec names."""
+
+MAGIC = b"ML\xefR"
+
+# Sharding rules mean nothing on one device, and stop LAPACK calls from serializing; the
+# names that JAX gives results are of no use to other readers.
+_DROPPED = ("sdy.", "jax.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What a portable artifact's entry takes and returns.
+
+    Attributes:
+        arguments: The argument types as MLIR prints them, such as `tensor<8x10xf32>`.
+        results: The result types.
+        custom_calls: The targets of all custom calls, sorted.
+    """
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    custom_calls: tuple[str, ...]
+
+
+def check_version(version: str) -> None:
+    """Checks that this JAX can write for a StableHLO version.
+
+    Raises:
+        ConfigError: Not a version, or out of the range that it can write.
+    """
+    oldest, newest = stablehlo.get_minimum_version(), stablehlo.get_current_version()
+    fits = re.fullmatch(r"\d{1,6}\.\d{1,6}\.\d{1,6}", str(version)) and (
+        _numbers(oldest) <= _numbers(version) <= _numbers(newest)
+    )
+    if not fits:
+        raise ConfigError(
+            f"`stablehlo_version` is {version!r}.",
+            expected=f"a version from {oldest} to {newest}, which this JAX can write for",
+            fix=f"leave it out for {DEFAULT_VERSION}, or take the version of your oldest reader",
+        )
+
+
+def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, Signature]:
+    """Serializes an export for readers of StableHLO `version` or newer.
+
+    The bytes hold no source locations and depend on the program and the versions only.
+
+    Raises:
+        ExportError: An operation that `version` does not have; the message names it.
+    """
+    context = _make_context()
+    with context:
+        module = _deserialize(exported.mlir_module_serialized, context)
+        module.operation.walk(_strip_attributes)
+        _move_main_first(module)
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        signature = _signature(module)
+        messages = list[str]()
+
+        def keep(diagnostic: ir.DiagnosticInfo) -> bool:
+            messages.append(str(diagnostic.message))
+            return True
+
+        handler = context.attach_diagnostic_handler(keep)
+        try:
+            return stablehlo.serialize_portable_artifact(module, version), signature
+        except ValueError as error:
+            raise ExportError(
+                f"The program does not fit StableHLO {version}: {_culprit(messages)}.",
+                expected="operations that this version has",
+                fix="pass a newer `stablehlo_version` if every reader of the bundle knows it, "
+                "or avoid the operation",
+            ) from error
+        finally:
+            handler.detach()
+
+
+def read_signature(data: bytes, *, file: str) -> Signature:
+    """Parses a portable artifact and returns its entry's types.
+
+    Raises:
+        BundleError: Not a portable artifact that this JAX can read; names the file.
+    """
+    if not data.startswith(MAGIC):
+        raise BundleError(
+            f"`{file}` starts with the bytes {data[:4]!r}.",
+            expected=f"{MAGIC!r}: a StableHLO portable artifact",
+        )
+    context = _make_context()
+    context.emit_error_diagnostics = True
+    with context:
+        try:
+            return _signature(_deserialize(data, context))
+        # jaxlib raises several types here, which differ from version to version.
+        except Exception as error:
+            raise BundleError(
+                f"`{file}` does not parse: {' '.join(str(error).split())}.",
+                expected="a StableHLO portable artifact that the installed JAX can read",
+            ) from error
+
+
+def _make_context() -> Any:
+
+    context = ir.Context()
+    for dialect in (stablehlo, chlo, sdy):
+        dialect.register_dialect(context)
+    return context
+
+
+def _deserialize(data: bytes, context: Any) -> Any:
+
+    return mlir.deserialize_portable_artifact(data, context)
+
+
+def _strip_attributes(op: Any) -> Any:
+
+    attributes = op.operation.attributes
+    for name in [n for n in map(_attribute_name, attributes) if n.startswith(_DROPPED)]:
+        del attributes[name]
+    for key in ("arg_attrs", "res_attrs"):
+        if key in attributes:
+            kept = [
+                ir.DictAttr.get(
+                    {item.name: item.attr for item in entry if not item.name.startswith(_DROPPED)}
+                )
+                for entry in map(ir.DictAttr, ir.ArrayAttr(attributes[key]))
+            ]
+            attributes[key] = ir.ArrayAttr.get(kept)
+    return ir.WalkResult.ADVANCE
+
+
+def _attribute_name(item: Any) -> str:
+    """Iterating over attributes gives their names in some jaxlib versions."""
+    return item if isinstance(item, str) else item.name
+
+
+def _functions(module: Any) -> dict[str, Any]:
+
+    return {
+        ir.StringAttr(op.attributes["sym_name"]).value: op
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+
+
+def _move_main_first(module: Any) -> None:
+    """Puts the entry first: public tools read the arity of the first function."""
+    functions = _functions(module)
+    first = next(iter(functions))
+    if first != "main":
+        functions["main"].move_before(functions[first])
+
+
+def _signature(module: Any) -> Signature:
+
+    functions = _functions(module)
+    if next(iter(functions), None) != "main":
+        raise ValueError("its first function is not `main`")
+    kind = ir.FunctionType(ir.TypeAttr(functions["main"].attributes["function_type"]).value)
+    calls = set[str]()
+
+    def collect(op: Any) -> Any:
+        if op.operation.name == "stablehlo.custom_call":
+            calls.add(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    return Signature(
+        arguments=tuple(str(argument) for argument in kind.inputs),
+        results=tuple(str(result) for result in kind.results),
+        custom_calls=tuple(sorted(calls)),
+    )
+
+
+def _culprit(messages: list[str]) -> str:
+    for message in messages:
+        found = re.search(r"failed to legalize operation '(?:vhlo\.)?(\w+?)(?:_v\d+)?'", message)
+        if found:
+            target = re.search(r'call_target_name = #vhlo\.string_v1<"([^"]*)">', message)
+            called = f" (target `{target[1]}`)" if target else ""
+            return f"it has no form for the operation `{found[1]}`{called} used here"
+    return "; ".join(messages) or "the serializer gives no reason"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,142 @@
+"""Checks what a caller passes, and cuts it into the sizes that are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from nitro.errors import BundleError, did_you_mean
+
+from ._io_spec import IOSpec
+
+Array = np.ndarray | jax.Array
+
+
+class RequestReader:
+    """Turns named arrays into positional ones, after checking each against its spec."""
+
+    def __init__(self, specs: Sequence[IOSpec]) -> None:
+        """Takes the inputs in wire order."""
+        self._specs = tuple(specs)
+        # What the check compares, worked out once: it runs on every call.
+        self._fields = [
+            (
+                spec.name,
+                spec.numpy_dtype,
+                len(spec.shape),
+                spec.batch_axis0,
+                spec.shape[: spec.batch_axis0 or 0],
+                spec.shape if spec.batch_axis0 is None else spec.shape[spec.batch_axis0 + 1 :],
+            )
+            for spec in self._specs
+        ]
+
+    def read(self, inputs: Mapping[str, Any]) -> tuple[list[Array], int]:
+        """Returns the arrays in wire order, and their number of rows.
+
+        Raises:
+            BundleError: A missing or unknown name, another dtype or shape, or inputs that
+                disagree about the rows.
+        """
+        if len(inputs) != len(self._fields):
+            self._refuse_names(inputs)
+        arrays = list[Array]()
+        rows = -1
+        for name, dtype, rank, batch_axis0, before, after in self._fields:
+            array = inputs.get(name)
+            if not isinstance(array, np.ndarray | jax.Array):
+                self._refuse_type(name, inputs)
+            shape = array.shape
+            start = 0 if batch_axis0 is None else batch_axis0 + 1
+            fits = (
+                len(shape) == rank
+                and array.dtype == dtype
+                and shape[start:] == after
+                and shape[: batch_axis0 or 0] == before
+            )
+            if not fits:
+                self._refuse_array(name, array)
+            if batch_axis0 is not None:
+                if rows not in (-1, shape[batch_axis0]):
+                    self._refuse_rows(inputs)
+                rows = shape[batch_axis0]
+            arrays.append(array)
+        return arrays, rows
+
+    def _refuse_names(self, inputs: Mapping[str, Any]) -> NoReturn:
+        names = [spec.name for spec in self._specs]
+        for name in inputs:
+            if name not in names:
+                raise BundleError(
+                    f"The bundle has no input `{name}`.", expected=did_you_mean(name, names)
+                )
+        missing = next(name for name in names if name not in inputs)
+        raise BundleError(
+            f"The input `{missing}` is missing.",
+            expected=", ".join(f"{name}=..." for name in names),
+        )
+
+    def _refuse_type(self, name: str, inputs: Mapping[str, Any]) -> NoReturn:
+        if name not in inputs:
+            self._refuse_names(inputs)
+        spec = next(spec for spec in self._specs if spec.name == name)
+        raise BundleError(
+            f"The input `{name}` is a {type(inputs[name]).__name__}.",
+            expected=f"a NumPy or JAX array: {spec}",
+            fix=f"{name}=np.asarray(..., {_numpy_name(spec)})",
+        )
+
+    def _refuse_array(self, name: str, array: Array) -> NoReturn:
+        spec = next(spec for spec in self._specs if spec.name == name)
+        if array.dtype != spec.numpy_dtype:
+            raise BundleError(
+                f"The input `{name}` has the dtype {array.dtype}.",
+                expected=f"{spec.numpy_dtype}; nothing is cast silently",
+                fix=f"{name}=x.astype({_numpy_name(spec)}), if no value is lost",
+            )
+        expected = ", ".join(
+            "rows" if axis0 == spec.batch_axis0 else str(size)
+            for axis0, size in enumerate(spec.shape)
+        )
+        raise BundleError(
+            f"The input `{name}` has the shape {tuple(array.shape)}.",
+            expected=f"({expected}{',' if len(spec.shape) == 1 else ''}), with any number of rows",
+        )
+
+    def _refuse_rows(self, inputs: Mapping[str, Any]) -> NoReturn:
+        rows = {
+            spec.name: inputs[spec.name].shape[spec.batch_axis0]
+            for spec in self._specs
+            if spec.batch_axis0 is not None and spec.name in inputs
+        }
+        raise BundleError(
+            "The inputs have different numbers of rows: "
+            + ", ".join(f"`{name}` has {count}" for name, count in rows.items())
+            + ".",
+            expected="as many rows in each",
+        )
+
+
+def take_rows(array: Array, axis0: int, begin: int, size: int) -> np.ndarray:
+    """Copies out `size` rows from `begin`; past the end, the last row again.
+
+    The last row rather than zeros: what divides by a norm stays finite.
+    """
+    host = np.asarray(array)
+    host = host[(slice(None),) * axis0 + (slice(begin, begin + size),)]
+    rows = host.shape[axis0]
+    if rows == size:
+        return host
+    padded = np.empty((*host.shape[:axis0], size, *host.shape[axis0 + 1 :]), host.dtype)
+    at = (slice(None),) * axis0
+    padded[(*at, slice(rows))] = host
+    padded[(*at, slice(rows, None))] = host[(*at, slice(rows - 1, None))]
+    return padded
+
+
+def _numpy_name(spec: IOSpec) -> str:
+    name = spec.numpy_dtype.name
+    return f"np.{name}" if hasattr(np, name) else f"ml_dtypes.{name}"

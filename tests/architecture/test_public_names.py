@@ -1,0 +1,62 @@
+"""The facade: one list of names, each of which is there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import nitro
+
+PUBLIC = {
+    "ArrayLoader",
+    "Device",
+    "Experiment",
+    "ExportSpec",
+    "GraphConst",
+    "Host",
+    "JSONLinesLogger",
+    "Nitro",
+    "TopK",
+    "__version__",
+    "cache_clear",
+    "cache_stats",
+    "data",
+    "default_no_decay",
+    "errors",
+    "explain_compiles",
+    "export",
+    "export_model",
+    "hooks",
+    "setup_devices",
+    "testing",
+}
+
+
+def test_public_names_are_those_promised() -> None:
+    assert set(nitro.__all__) == PUBLIC
+    assert set(dir(nitro)) == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_name_resolves(name: str) -> None:
+    assert getattr(nitro, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Trainer"):
+        nitro.Trainer  # noqa: B018
+
+
+def test_everything_can_be_imported_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import nitro"],
+        env={**os.environ, "EAGER_IMPORT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
