@@ -122,4 +122,4 @@ def test_backends_says_how_to_install_one(run: Any, monkeypatch: pytest.MonkeyPa
     code, out, _ = run("backends")
 
     assert code == 0
-    assert 'pip install "nitro-core[stablehlo]"' in out
+    assert out == 'No export backend is installed.\n  fix: pip install "nitro-core[stablehlo]"\n'

@@ -157,6 +157,15 @@ def test_discovery_imports_no_heavy_library(install: Install, ask: Ask) -> None:
             "NoneType",
             id="hook returns something else",
         ),
+        pytest.param(
+            _GOOD.format(name="bad")
+            .replace("return [", "return (")
+            .replace("=Backend)]", "=Backend))"),
+            "failed to list its backends: TypeError: 'BackendInfo' object is not iterable\n"
+            "  expected: an iterable of `nitro.hooks.BackendInfo`",
+            "TypeError",
+            id="hook returns one record",
+        ),
     ],
 )
 def test_broken_plugin_is_reported_by_name_and_stops_nobody(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ._plugins import Discovery, discover
+from ._plugins import Discovery, discover, install_hint
 from ._version import __version__
 from .errors import NitroError
 
@@ -78,11 +78,13 @@ def backends() -> None:
 def _backends_report(discovery: Discovery) -> str:
     lines = _columns(
         [(name, b.info.summary, b.distribution) for name, b in discovery.backends.items()]
-    ) or ['No export backend is installed. Try: pip install "nitro-core[stablehlo]"']
+    )
+    if not discovery.backends and not discovery.failures:
+        lines = ["No export backend is installed.", f"  fix: {install_hint('stablehlo')}"]
     for failure in discovery.failures:
         lines += ["", f"`{failure.name}` cannot be used:"]
         lines += [f"  {line}" for line in str(failure.error).splitlines()]
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -113,6 +113,11 @@ def get_backend(name: str) -> ExportBackend:
     return _load_backend(discovery.backends[name])
 
 
+def install_hint(extra: str) -> str:
+    """The command that brings an official backend along, quoted for every shell."""
+    return f'pip install "nitro-core[{extra}]"'
+
+
 def _load_plugin(entry_point: EntryPoint, distribution: str) -> list[BackendInfo]:
     """Imports, registers and asks one plugin; raises BackendError for all that is wrong."""
     plugin = f"Plugin `{entry_point.name}` of {distribution}"
@@ -140,15 +145,15 @@ def _load_plugin(entry_point: EntryPoint, distribution: str) -> list[BackendInfo
     _refuse_unknown_hooks(manager, module, plugin)
 
     try:
-        return _checked_infos(manager.hook.nitro_export_backends(), plugin)
-    except BackendError:
-        raise
+        infos = [info for result in manager.hook.nitro_export_backends() for info in result]
     # The hook is the plugin's code.
     except Exception as error:
         raise BackendError(
             f"{plugin} failed to list its backends: {_summary(error)}",
+            expected="an iterable of `nitro.hooks.BackendInfo`",
             fix=f"update or reinstall {distribution}, or uninstall it",
         ) from error
+    return [_checked_info(info, plugin) for info in infos]
 
 
 def _refuse_unknown_hooks(manager: pluggy.PluginManager, module: object, plugin: str) -> None:
@@ -174,16 +179,13 @@ def _refuse_unknown_hooks(manager: pluggy.PluginManager, module: object, plugin:
         )
 
 
-def _checked_infos(results: list[Iterable[object]], plugin: str) -> list[BackendInfo]:
-    infos: list[BackendInfo] = []
-    for info in (info for result in results for info in result):
-        if not isinstance(info, BackendInfo):
-            raise BackendError(
-                f"{plugin} returned {info!r} from `nitro_export_backends`.",
-                expected="an iterable of `nitro.hooks.BackendInfo`",
-            )
-        infos.append(info)
-    return infos
+def _checked_info(info: object, plugin: str) -> BackendInfo:
+    if not isinstance(info, BackendInfo):
+        raise BackendError(
+            f"{plugin} returned {info!r} from `nitro_export_backends`.",
+            expected="an iterable of `nitro.hooks.BackendInfo`",
+        )
+    return info
 
 
 def _by_name(
@@ -226,14 +228,10 @@ def _unavailable(name: str, discovery: Discovery) -> BackendError:
         f"There is no export backend `{name}`."
         + (f" These plugins failed to load: {broken}." if broken else ""),
         expected=did_you_mean(name, discovery.backends),
-        fix=_install_hint(name)
+        fix=install_hint(name)
         if name in OFFICIAL_EXTRAS
         else "see `nitro backends` for what is installed",
     )
-
-
-def _install_hint(extra: str) -> str:
-    return f'pip install "nitro-core[{extra}]"'
 
 
 def _load_backend(installed: InstalledBackend) -> ExportBackend:
@@ -246,7 +244,7 @@ def _load_backend(installed: InstalledBackend) -> ExportBackend:
     except Exception as error:
         raise BackendError(
             f"The export backend `{name}` of {distribution} cannot be loaded: {_summary(error)}",
-            fix=_install_hint(name)
+            fix=install_hint(name)
             if name in OFFICIAL_EXTRAS
             else f"reinstall {distribution} with all that it needs",
         ) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,20 +66,13 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
     Raises:
         ExportError: An operation that `version` does not have; the message names it.
     """
-    context = _make_context()
-    with context:
+    with _make_context() as context, _diagnostics(context) as messages:
         module = _deserialize(exported.mlir_module_serialized, context)
         module.operation.walk(_strip_attributes)
         _move_main_first(module)
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        # Read before serializing, which turns the module into another dialect.
         signature = _signature(module)
-        messages = list[str]()
-
-        def keep(diagnostic: ir.DiagnosticInfo) -> bool:
-            messages.append(str(diagnostic.message))
-            return True
-
-        handler = context.attach_diagnostic_handler(keep)
         try:
             return stablehlo.serialize_portable_artifact(module, version), signature
         except ValueError as error:
@@ -87,8 +82,6 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
                 fix="pass a newer `stablehlo_version` if every reader of the bundle knows it, "
                 "or avoid the operation",
             ) from error
-        finally:
-            handler.detach()
 
 
 def read_signature(data: bytes, *, file: str) -> Signature:
@@ -97,22 +90,53 @@ def read_signature(data: bytes, *, file: str) -> Signature:
     Raises:
         BundleError: Not a portable artifact that this JAX can read; names the file.
     """
+    with _parsed(data, file) as module:
+        return _signature(module)
+
+
+def read_text(data: bytes, *, file: str) -> str:
+    """A portable artifact as MLIR text, to be compared with another and not to be kept.
+
+    Raises:
+        BundleError: As for `read_signature`.
+    """
+    with _parsed(data, file) as module:
+        return str(module)
+
+
+@contextmanager
+def _parsed(data: bytes, file: str) -> Generator[Any, None, None]:
     if not data.startswith(MAGIC):
         raise BundleError(
             f"`{file}` starts with the bytes {data[:4]!r}.",
             expected=f"{MAGIC!r}: a StableHLO portable artifact",
         )
-    context = _make_context()
-    context.emit_error_diagnostics = True
-    with context:
+    with _make_context() as context, _diagnostics(context) as messages:
         try:
-            return _signature(_deserialize(data, context))
+            yield _deserialize(data, context)
         # jaxlib raises several types here, which differ from version to version.
         except Exception as error:
+            reason = " ".join("; ".join([str(error), *messages]).split())
             raise BundleError(
-                f"`{file}` does not parse: {' '.join(str(error).split())}.",
+                f"`{file}` does not parse: {reason[:300]}.",
                 expected="a StableHLO portable artifact that the installed JAX can read",
             ) from error
+
+
+@contextmanager
+def _diagnostics(context: Any) -> Generator[list[str], None, None]:
+    """Collects what MLIR would otherwise print to standard error."""
+    messages = list[str]()
+
+    def keep(diagnostic: Any) -> bool:
+        messages.append(str(diagnostic.message))
+        return True
+
+    handler = context.attach_diagnostic_handler(keep)
+    try:
+        yield messages
+    finally:
+        handler.detach()
 
 
 def _make_context() -> Any:

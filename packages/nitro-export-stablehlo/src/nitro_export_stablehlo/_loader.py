@@ -20,8 +20,9 @@ from ._io_spec import IOSpec
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
 from ._plan import Planner
-from ._programs import Device, Programs
+from ._programs import ArrayType, Device, Programs
 from ._requests import Array, RequestReader, take_rows
+from ._vet import refuse_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import TensorFile
 from ._x64 import x64_for
@@ -32,6 +33,7 @@ def load_bundle(
     path: str | Path,
     *,
     verify_digests: bool = True,
+    untrusted: bool = False,
     device: Device | str | None = None,
 ) -> Bundle:
     """Loads a bundle that `nitro.export_model` wrote.
@@ -43,6 +45,9 @@ def load_bundle(
         path: The bundle's directory.
         verify_digests: Hashes every file first, and looks for NaNs in the weights. Turn
             it off only for a store that you trust to have kept the bytes.
+        untrusted: Reads and compiles every program in a child process first. Digests
+            show damage, but who makes a bundle makes its digests too, and the libraries
+            that read programs can hang or crash on a forged one. Takes some seconds.
         device: Where to run: a device, a platform such as `"cpu"`, or JAX's default.
 
     Returns:
@@ -64,14 +69,10 @@ def load_bundle(
     stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
     order = stored.argument_order()
     chosen = _choose_device(device, index)
+    if untrusted:
+        refuse_unsafe_programs(files.root, index.batch_sizes)
     weights = {name: _put(stored, name, chosen, check=verify_digests) for name in order}
-    programs = Programs(
-        files,
-        index,
-        [(tuple(weight.shape), np.dtype(weight.dtype)) for weight in weights.values()],
-        device=chosen,
-        verify_digests=verify_digests,
-    )
+    programs = Programs(files, index, _types(stored), device=chosen, verify_digests=verify_digests)
     return Bundle(index, manifest, programs, weights, chosen)
 
 
@@ -253,6 +254,17 @@ class Bundle:
             target[(*at, slice(rows))] = host[(*at, slice(rows))]
 
 
+def make_programs(files: FileReader, index: Index) -> Programs:
+    """The programs of a bundle alone, for the platform they were lowered for.
+
+    Raises:
+        BundleError: The weights file is damaged, or there is no such platform.
+    """
+    stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
+    device = _choose_device(index.platforms[0] if index.platforms else None, index)
+    return Programs(files, index, _types(stored), device=device, verify_digests=False)
+
+
 def check_agreement(manifest: Manifest, index: Index) -> None:
     """Compares the two descriptions of one bundle.
 
@@ -295,6 +307,10 @@ def _choose_device(device: Device | str | None, index: Index) -> Device:
             fix=f'load_bundle(..., device="{index.platforms[0] if index.platforms else "cpu"}")',
         )
     return chosen
+
+
+def _types(stored: TensorFile) -> list[ArrayType]:
+    return [(stored.shape(name), stored.dtypes[name].numpy) for name in stored.argument_order()]
 
 
 def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.Array:

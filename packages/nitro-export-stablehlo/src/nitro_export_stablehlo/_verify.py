@@ -11,18 +11,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from nitro.errors import BundleError
+from nitro.errors import BundleError, ExportError
 
-from ._artifact import read_signature
+from ._artifact import make_artifact, read_signature, read_text
 from ._files import FileReader
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
-from ._index import Index, artifact_file, read_index
+from ._index import Index, artifact_file, exported_file, read_index
 from ._io_spec import mlir_type
 from ._loader import Bundle, check_agreement, load_bundle
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
+from ._programs import read_exported
 from ._requests import take_rows
+from ._vet import TIMEOUT_S, find_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import GOLDEN_FILE, TensorFile
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
@@ -58,10 +60,11 @@ class Report:
             return None
 
 
-def verify_bundle(path: Path) -> Report:
+def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
     """Checks digests, rules, signatures, the golden outputs and the age of a bundle.
 
-    Goes on after a violation as far as it can, so that one run shows them all.
+    Goes on after a violation as far as it can, so that one run shows them all. Programs
+    are tried in a child process first, for at most `timeout_s` seconds.
     """
     report = Report()
     files = report.attempt(lambda: FileReader(path))
@@ -76,14 +79,21 @@ def verify_bundle(path: Path) -> Report:
     if manifest is not None:
         _check_place(report, path, manifest)
     weights = report.attempt(lambda: _weights(files))
+    unsafe = find_unsafe_programs(path, index.batch_sizes, timeout_s=timeout_s)
+    report.violations += [f"`{file}`: {problem}" for file, problem in unsafe.items()]
+    sound = [
+        size
+        for size in index.batch_sizes
+        if not {artifact_file(size), exported_file(size)} & set(unsafe)
+    ]
     if weights is not None:
-        for size in index.batch_sizes:
+        for size in sound:
             report.attempt(
                 lambda size=size, weights=weights: _check_artifact(files, index, weights, size)
             )
     bundle = report.attempt(lambda: load_bundle(path, verify_digests=False))
     if bundle is not None:
-        for size in index.batch_sizes:
+        for size in sound:
             report.attempt(lambda size=size, bundle=bundle: _check_golden(files, bundle, size))
     if manifest is not None:
         _note_age(report, manifest)
@@ -170,6 +180,29 @@ def _check_artifact(files: FileReader, index: Index, weights: Mapping[str, str],
         for got, (name, expected) in zip(found, wanted.items(), strict=True):
             if got != expected:
                 raise BundleError(f"In `{file}`, the {name} is {got}.", expected=expected)
+    _check_same_program(files, index, size)
+
+
+def _check_same_program(files: FileReader, index: Index, size: int) -> None:
+    """Compares what the server runs with what the loader runs.
+
+    The golden outputs are checked with the loader's program only. Both go through the
+    same StableHLO version, so equal programs print equally, whichever JAX reads them.
+    """
+    ours, servers = exported_file(size), artifact_file(size)
+    exported = read_exported(files.read(ours), file=ours)
+    try:
+        again, _ = make_artifact(exported, index.versions["stablehlo_target"])
+    except (ExportError, ValueError, KeyError) as error:
+        raise BundleError(
+            f"The program in `{ours}` cannot be written again: {error}.",
+            expected="a program of the bundle's StableHLO version",
+        ) from error
+    stored = files.read(servers)
+    if again != stored and read_text(again, file=ours) != read_text(stored, file=servers):
+        raise BundleError(
+            f"`{servers}` and `{ours}` hold different programs.", expected="one program in both"
+        )
 
 
 def _check_golden(files: FileReader, bundle: Bundle, size: int) -> None:

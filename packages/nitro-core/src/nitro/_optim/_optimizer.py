@@ -45,3 +45,14 @@ class Optimizer:
         transformation = self.factory(learning_rate=row[0])
         updates, opt_state = transformation.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state  # pyright: ignore[reportReturnType] - optax types trees loosely
+
+
+def default_no_decay(path: str, leaf: Any) -> bool:
+    """Whether a parameter is left out of weight decay: biases and scales, that is 1-D leaves.
+
+    Args:
+        path: The parameter's dotted name.
+        leaf: The parameter, or its shape and dtype.
+    """
+    del path
+    return len(leaf.shape) <= 1

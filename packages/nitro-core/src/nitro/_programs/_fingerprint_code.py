@@ -33,6 +33,16 @@ _FLAGS: Final = (
 _SILENT: Final = frozenset({"NOP", "CACHE", "EXTENDED_ARG"})
 # 3.13 fuses two neighbours only if they stand on one line.
 _FUSED: Final = re.compile("(LOAD_FAST|STORE_FAST)_(LOAD_FAST|STORE_FAST)$")
+_DIRECTION: Final = re.compile("(FORWARD|BACKWARD)_(?=IF)")
+# 3.12 turns a conditional jump round if it goes backward.
+_INVERTED: Final = {
+    "POP_JUMP_IF_TRUE": "POP_JUMP_IF_FALSE",
+    "POP_JUMP_IF_NOT_NONE": "POP_JUMP_IF_NONE",
+}
+_UNCONDITIONAL: Final = frozenset(
+    {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
+)
+_ENDS: Final = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 # What a class body writes about itself: its text, place and name.
 _SELF_DESCRIPTION: Final = frozenset(
     {"__doc__", "__firstlineno__", "__static_attributes__", "__qualname__", "__module__"}
@@ -128,8 +138,9 @@ class _Operation(NamedTuple):
     text: str
     line: int
     offset: int
-    has_constant: bool
-    is_jump: bool
+    has_constant: bool = False
+    is_jump: bool = False
+    is_inverted: bool = False  # it jumps where the operation named would go on
 
 
 @dataclass
@@ -151,21 +162,117 @@ def _list_code(code: CodeType, out: _Listing) -> None:
     signature = (code.co_posonlyargcount, code.co_argcount, code.co_kwonlyargcount)
     parameters = code.co_varnames[:count]
     out.add(f"code {code.co_flags & _FLAGS} {signature} {parameters}", code.co_firstlineno)
-    operations = _operations(code)
-    offsets = [operation.offset for operation in operations]
-    for operation in operations:
+    flow = _Flow(code)
+    for number, index in enumerate(flow.order):
+        operation = flow.operations[index]
         if isinstance(operation.argument, CodeType):
             out.add(f"{operation.name} code", operation.line)
             _list_code(operation.argument, out)
         elif operation.has_constant:
             out.add(operation.name, operation.line)
             out.constants.append(_constant(operation))
-        elif operation.is_jump:
-            target = bisect.bisect_left(offsets, operation.argument)
-            out.add(f"{operation.name} to {target}", operation.line)
         else:
             out.add(f"{operation.name} {operation.text}", operation.line)
-    out.add(f"end {_handlers(code, offsets)}", code.co_firstlineno)
+        for target in flow.departures(number):
+            out.add(target, operation.line)
+    out.add("end", code.co_firstlineno)
+
+
+class _Flow:
+    """The operations in the order of execution, each path to its end before the next.
+
+    Where CPython puts a block of code, whether it jumps there directly or by way of another
+    jump, and in which direction, depends on line breaks; where control goes does not.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self.operations = _operations(code)
+        self._offsets = [operation.offset for operation in self.operations]
+        # From the back, because such jumps go forward and may form chains.
+        for index in reversed(range(len(self.operations))):
+            self.operations[index] = self._threaded(self.operations[index])
+        self._handlers = self._find_handlers(code)
+        self.order = self._find_order()
+        self._number = {index: number for number, index in enumerate(self.order)}
+
+    def departures(self, number: int) -> Iterator[str]:
+        """Describes where control may go, apart from the operation that follows."""
+        index = self.order[number]
+        for target in self._branches(index):
+            yield f"to {self._number[target]}"
+        handler = self._handlers[index]
+        if handler is not None:
+            yield f"except {self._number[self._skip_jumps(handler[0])]} {handler[1:]}"
+        follower = self._follower(index)
+        if follower is not None and self._number[follower] != number + 1:
+            yield f"goto {self._number[follower]}"
+
+    def _find_order(self) -> list[int]:
+        order: dict[int, None] = {}
+        waiting = [self._skip_jumps(0)]
+        while waiting:
+            index: int | None = waiting.pop()
+            while index is not None and index not in order:
+                order[index] = None
+                waiting.extend(self._branches(index))
+                handler = self._handlers[index]
+                if handler is not None:
+                    waiting.append(self._skip_jumps(handler[0]))
+                index = self._follower(index)
+        return list(order)
+
+    def _branches(self, index: int) -> list[int]:
+        operation = self.operations[index]
+        if not operation.is_jump:
+            return []
+        turned = operation.is_inverted
+        return [self._skip_jumps(index + 1) if turned else self._target_of(operation)]
+
+    def _follower(self, index: int) -> int | None:
+        operation = self.operations[index]
+        if operation.name in _ENDS:
+            return None
+        turned = operation.is_inverted
+        return self._target_of(operation) if turned else self._skip_jumps(index + 1)
+
+    def _target_of(self, jump: _Operation) -> int:
+        return self._skip_jumps(self._at(jump.argument))
+
+    def _threaded(self, operation: _Operation) -> _Operation:
+        """Leads `a and (b or c)` to where 3.11 may or may not have led it already."""
+        own, other = ("FALSE", "TRUE") if "FALSE" in operation.name else ("TRUE", "FALSE")
+        if operation.name != f"JUMP_IF_{own}_OR_POP":
+            return operation
+        reached = self._target_of(operation)
+        target = self.operations[reached]
+        if target.name == operation.name:
+            return operation._replace(argument=target.argument)
+        if target.name != f"JUMP_IF_{other}_OR_POP":
+            return operation
+        return operation._replace(
+            name="POP_JUMP_IF_FALSE",
+            argument=self.operations[reached + 1].offset,
+            is_inverted=own == "TRUE",
+        )
+
+    def _skip_jumps(self, index: int) -> int:
+        seen: set[int] = set()
+        # `while True: pass` jumps to itself.
+        while self.operations[index].name in _UNCONDITIONAL and index not in seen:
+            seen.add(index)
+            index = self._at(self.operations[index].argument)
+        return index
+
+    def _at(self, offset: int) -> int:
+        return bisect.bisect_left(self._offsets, offset)
+
+    def _find_handlers(self, code: CodeType) -> list[tuple[int, int, bool] | None]:
+        """Gives each operation what catches its exceptions: where, stack depth, `lasti`."""
+        handlers: list[tuple[int, int, bool] | None] = [None] * len(self.operations)
+        for entry in cast("Iterable[Any]", getattr(dis.Bytecode(code), "exception_entries", ())):
+            for index in range(self._at(entry.start), self._at(entry.end)):
+                handlers[index] = (self._at(entry.target), entry.depth, entry.lasti)
+        return handlers
 
 
 def _operations(code: CodeType) -> list[_Operation]:
@@ -188,7 +295,7 @@ def _split(instruction: dis.Instruction, first_line: int) -> Iterator[_Operation
     fused = _FUSED.match(name)
     if fused:
         for part, variable in zip(fused.groups(), argument, strict=True):
-            yield _Operation(part, variable, variable, line, instruction.offset, False, False)  # noqa: FBT003
+            yield _Operation(part, variable, variable, line, instruction.offset)
         return
     has_constant = instruction.opcode in dis.hasconst
     is_jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
@@ -196,32 +303,24 @@ def _split(instruction: dis.Instruction, first_line: int) -> Iterator[_Operation
         name = "LOAD_CONST"
     number = "" if instruction.arg is None else str(instruction.arg)
     named = _names_something(instruction.opcode)
-    text = instruction.argrepr if named else number
-    yield _Operation(name, argument, text, line, instruction.offset, has_constant, is_jump)
+    text = "" if is_jump else instruction.argrepr if named else number
+    name = _DIRECTION.sub("", name)
+    yield _Operation(
+        name=_INVERTED.get(name, name),
+        argument=argument,
+        text=text,
+        line=line,
+        offset=instruction.offset,
+        has_constant=has_constant,
+        is_jump=is_jump,
+        is_inverted=name in _INVERTED,
+    )
     if instruction.opname == "RETURN_CONST":
-        yield _Operation("RETURN_VALUE", None, "", line, instruction.offset, False, False)  # noqa: FBT003
+        yield _Operation("RETURN_VALUE", None, "", line, instruction.offset)
 
 
 def _names_something(opcode: int) -> bool:
     return opcode in dis.hasname or opcode in dis.haslocal or opcode in dis.hasfree
-
-
-def _handlers(code: CodeType, offsets: list[int]) -> list[tuple[int, ...]]:
-    """Lists the ranges of the exception table, counted in operations."""
-    entries = cast("Iterable[Any]", getattr(dis.Bytecode(code), "exception_entries", ()))
-    found: list[tuple[int, ...]] = []
-    for entry in entries:
-        start, end, target = (
-            bisect.bisect_left(offsets, offset)
-            for offset in (entry.start, entry.end, entry.target)
-        )
-        rest = (target, entry.depth, int(entry.lasti))
-        # A no-op between two ranges is gone, so that they may have become one.
-        if found and found[-1][1] == start and found[-1][2:] == rest:
-            start = found.pop()[0]
-        if start < end:
-            found.append((start, end, *rest))
-    return found
 
 
 def _constant(operation: _Operation) -> Constant:

@@ -76,6 +76,9 @@ def is_library_function(function: types.FunctionType) -> bool:
 
 def library_name(value: object) -> str:
     """Returns the dotted name under which a library offers this very object, or ""."""
+    is_definition = isinstance(value, types.FunctionType | type)
+    if not is_definition and not is_library_module(type(value).__module__):
+        return ""  # an object of the user's class, whose `__getattr__` must not run
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str):

@@ -180,8 +180,10 @@ def _read_method(value: types.MethodType) -> Reading:
 def _read_builtin(value: Any) -> Reading:
     target = getattr(value, "__self__", None)
     if target is None or isinstance(target, types.ModuleType):
-        # A library's own was recognised by name; this one was compiled by the user.
-        return _opaque(value, "it is compiled code")
+        module = getattr(value, "__module__", None)
+        if is_library_module(module):
+            return _library(f"{module}.{value.__qualname__}")
+        return _opaque(value, "it is compiled code of yours")
     return Reading("builtin", value.__name__.encode(), tuple(_named("instance of", target)))
 
 
@@ -264,12 +266,13 @@ def _class_members(cls: type) -> list[Part]:
 
 def _enum_members(cls: type[enum.Enum]) -> list[Part]:
     values = [Part(f".{name}", item.value) for name, item in cls.__members__.items()]
-    methods = [
+    others = [
         part
         for part in _class_members(cls)
-        if isinstance(part.value, types.FunctionType | property | classmethod | staticmethod)
+        # What the enum machinery keeps for itself starts with an underscore.
+        if not part.key.startswith("._") and part.key[1:] not in cls.__members__
     ]
-    return values + methods
+    return values + others
 
 
 def _read_enum(value: enum.Enum) -> Reading:
@@ -349,7 +352,9 @@ def _read_object(value: object) -> Reading:
         return Reading("trace state")
     parts = [*_named("class of", cls), *_attributes(_state(value)), *_inherited(value)]
     author = _author_of_reduce(cls)
-    if author is object or is_library_module(author.__module__):
+    # A state that the user writes for pickling may leave out what a trace reads.
+    is_custom = getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    if not is_custom if author is object else is_library_module(author.__module__):
         try:
             reduced = _reduce(value)
         except Exception as error:  # noqa: BLE001 - whatever `__reduce__` of a library raises
@@ -399,9 +404,8 @@ def _author_of_reduce(cls: type) -> type:
     """Finds the class that says how objects of `cls` are taken apart for pickling."""
     if cls in copyreg.dispatch_table:
         return cls
-    names = ("__reduce_ex__", "__reduce__", "__getstate__")
-    authors = (base for base in cls.__mro__ if any(name in vars(base) for name in names))
-    return next(authors, object)
+    names = {"__reduce_ex__", "__reduce__"}
+    return next((base for base in cls.__mro__ if names & vars(base).keys()), object)
 
 
 def _reduce(value: object) -> list[Part]:

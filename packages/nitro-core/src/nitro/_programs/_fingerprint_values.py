@@ -263,7 +263,8 @@ def _brackets(value: object) -> tuple[str, str]:
 
 def _describe_object(value: object, *, depth: int) -> str:
     name = type(value).__qualname__.replace("<locals>.", "")
-    state: Mapping[str, object] = getattr(value, "__dict__", {})
+    held: Mapping[str, object] = getattr(value, "__dict__", {})
+    state = {key: item for key, item in held.items() if not key.startswith("_")}
     if dataclasses.is_dataclass(value):
         state = {
             field.name: getattr(value, field.name, ABSENT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -45,9 +44,7 @@ class Evaluator:
     def _falls_back(self) -> bool:
         return "metrics" not in self._setup.hooks.routes
 
-    def evaluate(
-        self, state: TrainState, device: Flat, split: str, on_batch: Callable[[], None]
-    ) -> dict[str, Any]:
+    def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
         """The finalised metrics of a split."""
         setup = self._setup
         sums = MetricSums(hook=f"{setup.owner}.metrics", split=split)
@@ -60,7 +57,6 @@ class Evaluator:
             else:
                 fields = setup.hooks.routes["metrics"].pick(batch)
                 sums.add(setup.experiment.metrics(outputs, **fields))  # pyright: ignore[reportAttributeAccessIssue] - a hook
-            on_batch()
         return self._finalised(sums.result(), split)
 
     def predict(self, state: TrainState, device: Flat, batch: Any) -> Any:
@@ -74,11 +70,6 @@ class Evaluator:
                 fix=f"write `run.predict({{{call}}})`",
             )
         return self.outputs(state, device, batch, where="the batch given to `predict`")
-
-    def predict_all(self, state: TrainState, device: Flat, batches: Any) -> Iterator[Any]:
-        """The outputs for each batch, one after the other."""
-        for batch in batches:
-            yield self.predict(state, device, batch)
 
     def outputs(self, state: TrainState, device: Flat, batch: Batch, *, where: str) -> Any:
         """`forward`'s outputs for all rows of a batch, as NumPy arrays."""

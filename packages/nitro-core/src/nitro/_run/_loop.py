@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,66 +14,64 @@ from nitro._trees import Flat
 from nitro.data import Batch, checked_batch, num_rows, routed_fields
 from nitro.errors import DataError, DivergenceError
 
+from ._session import Session
 from ._setup import traced_names
 
-if TYPE_CHECKING:
-    from ._handle import Nitro
 
-
-def train(run: Nitro) -> None:
+def train(session: Session) -> None:
     """Runs epochs until the horizon.
 
     An epoch is: its steps, then validation, history, log, record.
     """
-    setup = run._setup
-    run._evaluator.warm_up(run._state, run._device)
+    setup = session.setup
+    session.evaluator.warm_up(session.state, session.device)
     steps_per_epoch = len(setup.splits["train"]) // setup.options.accum
-    run._reporter.begin(
+    session.reporter.begin(
         total_steps=setup.options.max_epochs * steps_per_epoch,
-        done_steps=run.step,
+        done_steps=session.step,
         max_epochs=setup.options.max_epochs,
     )
-    while run.epoch < setup.options.max_epochs:
-        epoch = run.epoch + 1
-        mean_loss = _train_epoch(run, epoch)
-        run._epoch = epoch
-        metrics = _validate(run)
-        row = {"epoch": epoch, "step": run.step, "loss": mean_loss, **(metrics or {})}
-        run.history.append(row)
-        run._reporter.epoch_end(epoch=epoch, metrics={"loss": mean_loss, **(metrics or {})})
-        _save(run, metrics)
+    while session.epoch < setup.options.max_epochs:
+        epoch = session.epoch + 1
+        mean_loss = _train_epoch(session, epoch)
+        session.epoch = epoch
+        metrics = _validate(session)
+        row = {"epoch": epoch, "step": session.step, "loss": mean_loss, **(metrics or {})}
+        session.history.append(row)
+        session.reporter.epoch_end(epoch=epoch, metrics={"loss": mean_loss, **(metrics or {})})
+        _save(session, metrics)
 
 
-def _train_epoch(run: Nitro, epoch: int) -> float:
+def _train_epoch(session: Session, epoch: int) -> float:
     losses: list[float] = []
     pending: tuple[int, Any] | None = None
-    row = np.asarray([run._setup.optimizer.row()], np.float32)  # pyright: ignore[reportOptionalMemberAccess] - training
-    for batches in _grouped(run, epoch):
-        arguments = (run._state, run._device, row, batches, np.int32(1))
-        run._state, scalars = run._setup.programs.step(*arguments)(*arguments)
-        run._step += 1
+    row = np.asarray([session.setup.optimizer.row()], np.float32)  # pyright: ignore[reportOptionalMemberAccess] - training
+    for batches in _grouped(session, epoch):
+        arguments = (session.state, session.device, row, batches, np.int32(1))
+        session.state, scalars = session.setup.programs.step(*arguments)(*arguments)
+        session.step += 1
         # The loss is read one step late, so that the device never waits for the host.
         if pending is not None:
-            losses.append(_report(run, epoch, *pending))
-        pending = (run.step, scalars)
+            losses.append(_report(session, epoch, *pending))
+        pending = (session.step, scalars)
     if pending is not None:
-        losses.append(_report(run, epoch, *pending))
+        losses.append(_report(session, epoch, *pending))
     return float(np.mean(losses))
 
 
-def _grouped(run: Nitro, epoch: int) -> Iterator[Flat]:
+def _grouped(session: Session, epoch: int) -> Iterator[Flat]:
     """The routed fields of each optimizer step, each (1, accum, batch, ...)."""
-    accum = run._setup.options.accum
+    accum = session.setup.options.accum
     group: list[Flat] = []
-    for fields in _routed_batches(run, epoch):
+    for fields in _routed_batches(session, epoch):
         group.append(fields)
         if len(group) == accum:
             yield jax.tree.map(lambda *leaves: np.stack(leaves)[None], *group)
             group = []
 
 
-def _routed_batches(run: Nitro, epoch: int) -> Iterator[Flat]:
-    setup = run._setup
+def _routed_batches(session: Session, epoch: int) -> Iterator[Flat]:
+    setup = session.setup
     source = setup.splits["train"]
     names = traced_names(setup.hooks, setup.first["train"], with_loss=True)
     width = num_rows({n: setup.first["train"][n] for n in names}, where="the first batch of `train`")
@@ -105,33 +103,33 @@ def _checked_width(fields: Flat, width: int, where: str) -> Flat:
     return jax.tree.map(np.asarray, fields)
 
 
-def _report(run: Nitro, epoch: int, step: int, scalars: Any) -> float:
+def _report(session: Session, epoch: int, step: int, scalars: Any) -> float:
     values = {name: float(value[0]) for name, value in jax.device_get(scalars).items()}
     loss = values["loss"]
-    if run._setup.options.check_divergence and not math.isfinite(loss):
+    if session.setup.options.check_divergence and not math.isfinite(loss):
         raise DivergenceError(
             f"The loss is {loss} at step {step} of epoch {epoch}.",
             expected="a finite loss",
             fix="start again from the last record with a lower learning rate, or clip the gradient",
         )
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    run._setup.logger.metrics(finite, context="train", step=step, epoch=epoch)
-    run._reporter.advance(step=step, epoch=epoch, loss=loss)
+    session.setup.logger.metrics(finite, context="train", step=step, epoch=epoch)
+    session.reporter.advance(step=step, epoch=epoch, loss=loss)
     return loss
 
 
-def _validate(run: Nitro) -> dict[str, float] | None:
-    if "val" not in run._setup.splits:
+def _validate(session: Session) -> dict[str, float] | None:
+    if "val" not in session.setup.splits:
         return None
-    scalars = flat_scalars(run.validate())
+    scalars = flat_scalars(session.evaluate("val"))
     finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
-    run._setup.logger.metrics(finite, context="val", step=run.step, epoch=run.epoch)
+    session.setup.logger.metrics(finite, context="val", step=session.step, epoch=session.epoch)
     return scalars
 
 
-def _save(run: Nitro, metrics: dict[str, float] | None) -> None:
-    if run._records is None:
+def _save(session: Session, metrics: dict[str, float] | None) -> None:
+    if session.records is None:
         return
-    run._records.save(
-        run._state, step=run.step, epoch=run.epoch, metrics=metrics, meta=run._record_meta(metrics)
+    session.records.save(
+        session.state, step=session.step, epoch=session.epoch, metrics=metrics, meta=session.record_meta(metrics)
     )

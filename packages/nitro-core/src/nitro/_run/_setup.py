@@ -14,7 +14,7 @@ import optax
 from flax import nnx
 
 from nitro._checkpoint import TopK, open_record
-from nitro._devices import checked_n_devices
+from nitro._devices import checked_n_devices, ensure_cache
 from nitro._experiment import (
     UNSET,
     Experiment,
@@ -83,6 +83,7 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     routing and batches, checkpointer, optimizer, logger.
     """
     require_hooks(experiment)
+    ensure_cache()
     options = resolve_options(experiment, given)
     checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
     owner = type(experiment).__name__

@@ -1,0 +1,82 @@
+"""Where an artifact comes from, collected without being asked."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nitro._run import Session
+from nitro._version import __version__
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
+    """The facts of a run as JSON values, and the patch of a dirty source tree.
+
+    Facts that cannot be had are left out.
+    """
+    facts: dict[str, Any] = {
+        "nitro_version": __version__,
+        "experiment": session.setup.owner,
+        "config": session.config(),
+        "seed": session.setup.options.seed,
+        "step": session.step,
+        "epoch": session.epoch,
+        "weights": session.setup.origin,
+        "run_dir": str(session.setup.options.run_dir),
+        "python_version": platform.python_version(),
+        "platform": platform.platform(),
+        "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        **{f"{name}_version": metadata.version(name) for name in _PACKAGES},
+    }
+    if session.history.rows:
+        last = session.history.rows[-1]
+        facts["metrics"] = {name: value for name, value in last.items() if name != "epoch"}
+    root = _source_folder(session)
+    if root is None:
+        return facts, None
+    git, patch = _git_facts(root)
+    return {**facts, **git}, patch
+
+
+def _source_folder(session: Session) -> Path | None:
+    try:
+        file = inspect.getsourcefile(type(session.setup.experiment))
+    except TypeError:
+        return None  # a class typed at a prompt
+    return Path(file).absolute().parent if file and Path(file).exists() else None
+
+
+def _git_facts(folder: Path) -> tuple[dict[str, Any], bytes | None]:
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}, None
+    patch = _git(folder, "diff", "--binary", "HEAD") or b""
+    status = _git(folder, "status", "--porcelain") or b""
+    facts = {
+        "git_commit": commit.decode().strip(),
+        "git_tree_sha1": _text(folder, "rev-parse", "HEAD^{tree}"),
+        "git_branch": _text(folder, "rev-parse", "--abbrev-ref", "HEAD"),
+        "repo_remote": _text(folder, "remote", "get-url", "origin"),
+        "git_dirty": bool(status.strip()),
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}, patch or None
+
+
+def _text(folder: Path, *arguments: str) -> str | None:
+    output = _git(folder, *arguments)
+    return None if output is None else output.decode().strip()
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None  # no git on this machine
+    return done.stdout if done.returncode == 0 else None
