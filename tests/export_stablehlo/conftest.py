@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nitro.export._program import ExportProgram, Golden
-from nitro.export._spec import ExportSpec
+from nitro.export import ExportProgram, ExportSpec, Golden
 from nitro_export_stablehlo import StableHLOBackend
 
 Programs = dict[str, ExportProgram]
@@ -57,7 +60,7 @@ def _many() -> ExportProgram:
         "unused": np.arange(6, dtype=np.int32).reshape(1, 2, 3),
     }
 
-    def fn(tokens, features, projection, table, unused):
+    def fn(tokens, features, projection, table, unused):  # noqa: ARG001 - it must be kept
         embedded = table[tokens]  # (rows, 6, 4)
         mixed = features @ projection  # (6, rows, 4)
         scores = embedded + jnp.swapaxes(mixed, 0, 1).astype(jnp.float32)
@@ -131,3 +134,33 @@ def mlp_reference() -> Callable[[ExportProgram, np.ndarray], np.ndarray]:
         return hidden @ w["dense2.kernel"] * w["scale"]
 
     return reference
+
+
+@pytest.fixture
+def copy_bundle(bundles: dict[str, Path], tmp_path: Path) -> Callable[..., Path]:
+    """Copies a bundle, changes files of it, and by default makes the digests fit again."""
+
+    def copy(
+        name: str,
+        *,
+        edit: Callable[[Path], object] = lambda _: None,
+        edit_index: Callable[[dict[str, Any]], object] = lambda _: None,
+        redigest: bool = True,
+    ) -> Path:
+        path = tmp_path / name
+        shutil.copytree(bundles[name], path)
+        edit(path)
+        index_file = path / "nitro.json"
+        index = json.loads(index_file.read_text())
+        for file in index["files"]:
+            if redigest and (path / file).is_file():
+                data = (path / file).read_bytes()
+                index["files"][file] = {
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "size_bytes": len(data),
+                }
+        edit_index(index)
+        index_file.write_text(json.dumps(index))
+        return path
+
+    return copy

@@ -75,9 +75,7 @@ def checked_n_devices(n_devices: Any) -> int:
 def _choose_platform(platform: str) -> None:
     known = ("cpu", "gpu", "cuda", "rocm", "tpu")
     if platform not in known:
-        raise ConfigError(
-            f"`platform` is {platform!r}.", expected="one of " + ", ".join(known)
-        )
+        raise ConfigError(f"`platform` is {platform!r}.", expected="one of " + ", ".join(known))
     jax.config.update("jax_platforms", platform)
     try:
         running = jax.default_backend()
@@ -109,3 +107,11 @@ def _default_cache_dir() -> Path | None:
         return Path(set_by_user) if set_by_user else None
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "nitro" / "xla"
+
+
+def device_memory_bytes() -> int:
+    """The device's memory in bytes: what it reports, or the host's RAM on the CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -12,6 +12,7 @@ from flax import nnx
 from nitro._trees import Flat, describe_array, dotted
 from nitro.errors import HookError
 
+
 class TrainState(NamedTuple):
     """Everything that one optimizer step reads and replaces.
 
@@ -122,7 +123,9 @@ def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
     return _Structure(names, treedef), dict(zip(names, arrays, strict=True))
 
 
-def check_same_layout(expected: Mapping[str, Any], got: Mapping[str, Any], *, what: str) -> list[str]:
+def check_same_layout(
+    expected: Mapping[str, Any], got: Mapping[str, Any], *, what: str
+) -> list[str]:
     """How two flat trees differ, one line per leaf; empty where they agree."""
     lines: list[str] = []
     for name in sorted(expected.keys() | got.keys()):

@@ -15,10 +15,10 @@ from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
 from nitro.errors import BundleError, ConfigError, ExportError
 
+from ._bytecode import check_frame
+
 DEFAULT_VERSION = "1.13.0"
 """August 2025: older than every reader that the format spec names."""
-
-MAGIC = b"ML\xefR"
 
 # Sharding rules mean nothing on one device, and stop LAPACK calls from serializing; the
 # names that JAX gives results are of no use to other readers.
@@ -66,7 +66,7 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
     Raises:
         ExportError: An operation that `version` does not have; the message names it.
     """
-    with _make_context() as context, _diagnostics(context) as messages:
+    with _make_context() as context:
         module = _deserialize(exported.mlir_module_serialized, context)
         module.operation.walk(_strip_attributes)
         _move_main_first(module)
@@ -82,6 +82,7 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
                 fix="pass a newer `stablehlo_version` if every reader of the bundle knows it, "
                 "or avoid the operation",
             ) from error
+        return data, _signature(module)
 
 
 def read_signature(data: bytes, *, file: str) -> Signature:
@@ -106,27 +107,25 @@ def read_text(data: bytes, *, file: str) -> str:
 
 @contextmanager
 def _parsed(data: bytes, file: str) -> Generator[Any, None, None]:
-    if not data.startswith(MAGIC):
-        raise BundleError(
-            f"`{file}` starts with the bytes {data[:4]!r}.",
-            expected=f"{MAGIC!r}: a StableHLO portable artifact",
-        )
-    with _make_context() as context, _diagnostics(context) as messages:
+    check_frame(data, file=file)
+    with _make_context() as context:
         try:
             yield _deserialize(data, context)
         # jaxlib raises several types here, which differ from version to version.
         except Exception as error:
-            reason = " ".join("; ".join([str(error), *messages]).split())
             raise BundleError(
-                f"`{file}` does not parse: {reason[:300]}.",
+                f"`{file}` does not parse: {' '.join(str(error).split())[:300]}.",
                 expected="a StableHLO portable artifact that the installed JAX can read",
             ) from error
 
 
 @contextmanager
-def _diagnostics(context: Any) -> Generator[list[str], None, None]:
-    """Collects what MLIR would otherwise print to standard error."""
-    messages = list[str]()
+def _diagnostics(context: Any, messages: list[str]) -> Generator[None, None, None]:
+    """Collects what MLIR would otherwise print to standard error.
+
+    Not to be used around reading: jaxlib 0.12 emits errors there from where no Python may
+    run, and crashes.
+    """
 
     def keep(diagnostic: Any) -> bool:
         messages.append(str(diagnostic.message))
@@ -134,7 +133,7 @@ def _diagnostics(context: Any) -> Generator[list[str], None, None]:
 
     handler = context.attach_diagnostic_handler(keep)
     try:
-        yield messages
+        yield
     finally:
         handler.detach()
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from nitro.errors import BundleError
 
+from ._index import FILE, MAX_BYTES, artifact_file, exported_file, read_index
+
 TIMEOUT_S = 120.0
 _MEMORY_BYTES = 32 * 2**30
 
@@ -46,7 +48,8 @@ def find_unsafe_programs(root: Path, sizes: Sequence[int], *, timeout_s: float) 
         if done >= set(left):
             break
         # The child stopped at the file that it named last; the others get another child.
-        last = reports[-1] if reports else {"file": f"model.b{left[0]}.mlir", "size": left[0]}
+        nothing: dict[str, Any] = {"file": artifact_file(left[0]), "size": left[0]}
+        last = reports[-1] if reports else nothing
         unsafe[last["file"]] = f"it {ending} when it is read"
         left = [size for size in left if size not in done and size != last["size"]]
     return unsafe
@@ -70,7 +73,6 @@ def _run_as_child(root: Path, sizes: Sequence[int]) -> None:
     _limit_memory()
     from ._artifact import read_signature
     from ._files import FileReader
-    from ._index import FILE, MAX_BYTES, artifact_file, exported_file, read_index
     from ._loader import make_programs
 
     files = FileReader(root)

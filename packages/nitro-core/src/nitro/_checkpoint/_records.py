@@ -18,6 +18,7 @@ from nitro.errors import CheckpointError
 from ._index import FORMAT_VERSION, RecordEntry, read_index, write_index
 from ._policy import TopK
 
+
 class RecordWriter:
     """Writes the records of one run; a save returns while Orbax writes.
 

@@ -172,5 +172,3 @@ def _check_names(cls: type, fields: Mapping[str, FieldInfo], values: Mapping[str
             f"`{cls.__name__}(...)` lacks the required field `{missing[0]}`.",
             fix=f"write `{cls.__name__}({missing[0]}=...)`, or give the field a default",
         )
-
-

@@ -197,5 +197,3 @@ def _own_field_docs(cls: type) -> dict[str, str]:
             if isinstance(following.value.value, str):
                 docs[statement.target.id] = inspect.cleandoc(following.value.value)
     return docs
-
-

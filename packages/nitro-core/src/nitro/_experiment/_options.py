@@ -32,6 +32,7 @@ class RunOptions:
         max_epochs: How many epochs `train` runs to.
         accum: Micro-batches folded into one optimizer step.
         check_divergence: Whether a non-finite loss stops the run.
+        steps_per_call: Optimizer steps in one call of the compiled program; None chooses.
         progress: Whether to draw a progress bar; None decides by the terminal.
         sources: Where each option came from: "keyword", "experiment" or "default".
     """
@@ -41,6 +42,7 @@ class RunOptions:
     max_epochs: int
     accum: int
     check_divergence: bool
+    steps_per_call: int | None
     progress: bool | None
     sources: Mapping[str, str]
 
@@ -97,6 +99,10 @@ def _positive_int(name: str, value: Any) -> int:
     return _int_from(name, value, 1)
 
 
+def _positive_int_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _int_from(name, value, 1)
+
+
 def _any_int(name: str, value: Any) -> int:
     return _int_from(name, value, 0)
 
@@ -129,6 +135,7 @@ _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
     "max_epochs": (1, _positive_int),
     "accum": (1, _positive_int),
     "check_divergence": (True, _a_bool),
+    "steps_per_call": (None, _positive_int_or_none),
     "progress": (None, _a_bool_or_none),
 }
 

@@ -2,7 +2,17 @@
 
 from ._hooks import TracedHooks
 from ._run_programs import RunPrograms
-from ._step import StepPlan
-from ._store import cache_clear, cache_stats, store
+from ._step import Chunk, StepInputs, StepPlan
+from ._store import Program, cache_clear, cache_stats, store
 
-__all__ = ["RunPrograms", "StepPlan", "TracedHooks", "cache_clear", "cache_stats", "store"]
+__all__ = [
+    "Chunk",
+    "Program",
+    "RunPrograms",
+    "StepInputs",
+    "StepPlan",
+    "TracedHooks",
+    "cache_clear",
+    "cache_stats",
+    "store",
+]

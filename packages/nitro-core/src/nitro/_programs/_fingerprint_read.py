@@ -188,11 +188,16 @@ def _read_builtin(value: Any) -> Reading:
 
 
 def _read_slot(value: Any) -> Reading:
-    return Reading("builtin", value.__name__.encode(), tuple(_named("class of", value.__objclass__)))
+    return Reading(
+        "builtin", value.__name__.encode(), tuple(_named("class of", value.__objclass__))
+    )
 
 
 def _read_partial(value: functools.partial[Any] | functools.partialmethod[Any]) -> Reading:
-    bound = [Part(f"argument {i}", item, f"argument {i} bound by {PARENT}") for i, item in enumerate(value.args)]
+    bound = [
+        Part(f"argument {i}", item, f"argument {i} bound by {PARENT}")
+        for i, item in enumerate(value.args)
+    ]
     bound += [
         Part(f"argument {name}", item, f"argument `{name}` bound by {PARENT}")
         for name, item in value.keywords.items()

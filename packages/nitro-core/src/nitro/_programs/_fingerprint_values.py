@@ -241,9 +241,7 @@ def _describe_container(value: object, *, depth: int) -> str:
         return f"{type(value).__name__} of {size}"
     if isinstance(value, dict):
         pairs = list(cast("dict[object, object]", value).items())[:_ITEM_LIMIT]
-        shown = [
-            f"{_describe(k, depth=0)}: {_describe(v, depth=depth - 1)}" for k, v in pairs
-        ]
+        shown = [f"{_describe(k, depth=0)}: {_describe(v, depth=depth - 1)}" for k, v in pairs]
     else:
         items = cast("list[object]", value)
         shown = [_describe(item, depth=depth - 1) for item in list(items)[:_ITEM_LIMIT]]

@@ -9,11 +9,13 @@ import jax
 
 from nitro._experiment import Residency, field_names
 from nitro._optim import Optimizer
+from nitro._state import TrainState
 
 from ._code import describe, trace_closure, value_digest
 from ._hooks import TracedHooks
 from ._key import KeyPart, abstract_arguments
-from ._step import StepPlan, make_step_program
+from ._plan import choose_plan
+from ._step import Chunk, StepInputs, StepPlan, make_step_program
 from ._store import Program, ProgramRequest, store
 
 _CONFIG = (
@@ -33,7 +35,6 @@ class RunPrograms:
     Args:
         hooks: The traced hooks.
         optimizer: The optimizer; None on an evaluation handle.
-        plan: The shape of the step program.
         compile_options: Options for XLA, for every program.
     """
 
@@ -42,26 +43,45 @@ class RunPrograms:
         hooks: TracedHooks,
         *,
         optimizer: Optimizer | None,
-        plan: StepPlan,
         compile_options: Mapping[str, Any],
     ) -> None:
         self.hooks = hooks
-        self.plan = plan
         self._optimizer = optimizer
         self._compile_options = compile_options
         self._held: dict[Any, Program] = {}
 
-    def step(self, *arguments: Any) -> Program:
-        """The step program for these arguments; see `make_step_program`."""
-        assert self._optimizer is not None
+    def choose_step(
+        self,
+        state: TrainState,
+        inputs: StepInputs,
+        chunk_for: Callable[[StepPlan], Chunk],
+        **choice: Any,
+    ) -> tuple[StepPlan, Program]:
+        """Chooses the plan of the step program and compiles it.
+
+        Args:
+            state: The state, concrete or abstract.
+            inputs: The other inputs of the program.
+            chunk_for: A chunk of the right shapes for a plan.
+            choice: What else `choose_plan` wants.
+        """
+        optimizer = self._optimizer
+        assert optimizer is not None
+
+        def trace(plan: StepPlan) -> Any:
+            program = make_step_program(self.hooks, optimizer, plan)(set())
+            return jax.make_jaxpr(program)(state, inputs, chunk_for(plan))
+
+        plan = choose_plan(trace=trace, **choice)
         parts = {
             **self._code("forward", "loss"),
-            **self._value("optimizer", self._optimizer.factory),
-            **self._value("model (train)", self.hooks.layout.train),
-            **self._value("step plan", self.plan),
+            **{label: _part(value) for label, value in optimizer.code().items()},
+            "model (train)": _part(self.hooks.layout.train),
+            "step plan": _part(plan),
         }
-        make = make_step_program(self.hooks, self._optimizer, self.plan)
-        return self._get("train step", parts, make, arguments, donate=(0,))
+        make = make_step_program(self.hooks, optimizer, plan)
+        arguments = (state, inputs, chunk_for(plan))
+        return plan, self._get("train step", parts, make, arguments, donate=(0,))
 
     def forward(self, *arguments: Any) -> Program:
         """The forward program: `fn(params, model_state, device, batch)` → outputs."""
@@ -75,7 +95,7 @@ class RunPrograms:
 
         parts = {
             **self._code("forward"),
-            **self._value("model (eval)", self.hooks.layout.eval),
+            "model (eval)": _part(self.hooks.layout.eval),
         }
         return self._get("forward", parts, make, arguments)
 
@@ -124,9 +144,6 @@ class RunPrograms:
             {f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks}, owner=cls
         )
         return {"code": KeyPart(closure.digest, ", ".join(closure.entries))}
-
-    def _value(self, label: str, value: Any) -> dict[str, KeyPart]:
-        return {label: _part(value)}
 
 
 def _part(value: Any) -> KeyPart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,36 @@ from ._hooks import TracedHooks
 Scalars = dict[str, jax.Array]
 
 
+class StepInputs(NamedTuple):
+    """What the step program reads besides the state; nothing of it is donated.
+
+    Attributes:
+        device: The Device fields.
+        anchors: What weights decay toward.
+        data: The whole training split on the device, by field; empty where batches are
+            fed from the host.
+    """
+
+    device: Flat
+    anchors: Flat
+    data: Flat
+
+
+class Chunk(NamedTuple):
+    """The steps of one call.
+
+    Attributes:
+        rows: float32 (steps_per_call, columns): the optimizer's table.
+        batches: Batch fields, each (steps_per_call, accum, batch, ...); or, with the data
+            on the device, int32 sample indices (steps_per_call, accum, batch).
+        count: int32 (): how many of the steps to take. The rest is ignored.
+    """
+
+    rows: Any
+    batches: Any
+    count: Any
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """What shapes the step program, apart from the hooks.
@@ -25,7 +55,8 @@ class StepPlan:
     Attributes:
         steps_per_call: How many optimizer steps one call takes at most.
         accum: Micro-batches in one optimizer step.
-        looped: Whether the steps of a call run in a loop inside XLA.
+        looped: Whether the steps of a call run in a loop inside XLA. A program that
+            loops badly takes its steps one by one, or unrolled.
     """
 
     steps_per_call: int
@@ -38,49 +69,46 @@ def make_step_program(
 ) -> Callable[[set[str]], Callable[..., Any]]:
     """Makes the maker of the step program, as the store wants it.
 
-    The program is `fn(state, device, rows, batches, count)`:
-
-    - `state`: a `TrainState`, donated.
-    - `device`: the Device fields.
-    - `rows`: float32 (steps_per_call, hyperparameters), what the optimizer reads.
-    - `batches`: batch fields, each (steps_per_call, accum, batch, ...).
-    - `count`: int32 (), how many of the steps to take.
-
-    It returns the new state and scalars by name, each (steps_per_call,).
+    The program is `fn(state, inputs, chunk)`; the `TrainState` is donated. It returns
+    the new state and scalars by name, each (steps_per_call,). The same program serves
+    every count, so results do not depend on how a run is cut into chunks.
     """
 
     def make(reads: set[str]) -> Callable[..., Any]:
         def program(
-            state: TrainState, device: Flat, rows: jax.Array, batches: Flat, count: jax.Array
+            state: TrainState, inputs: StepInputs, chunk: Chunk
         ) -> tuple[TrainState, Scalars]:
-            view = hooks.view(device, reads)
-
             def take_step(state: TrainState, index: Any) -> tuple[TrainState, Scalars]:
-                micro = [_pick(batches, index, k) for k in range(plan.accum)]
-                return _one_step(hooks, optimizer, view, state, rows[index], micro)
+                row = chunk.rows[index]
+                device = optimizer.scheduled_fields(inputs.device, row)
+                view = hooks.view(device, reads)
+                micro_batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
+                grads, model_state, scalars = _accumulate(hooks, view, state, micro_batches)
+                params, opt_state = optimizer.update(
+                    grads, state.opt_state, state.params, inputs.anchors, row
+                )
+                return TrainState(params, model_state, opt_state), scalars
 
-            if not plan.looped:
-                state, scalars = take_step(state, 0)
-                return state, jax.tree.map(lambda value: value[None], scalars)
-            return _loop(take_step, state, plan.steps_per_call, count)
+            if plan.looped:
+                return _loop(take_step, state, plan.steps_per_call, chunk.count)
+            return _unrolled(take_step, state, plan.steps_per_call, chunk.count)
 
         return program
 
     return make
 
 
-def _pick(batches: Flat, step: Any, micro: int) -> Flat:
-    return jax.tree.map(lambda field: field[step, micro], batches)
+def _micro_batch(inputs: StepInputs, chunk: Chunk, step: Any, micro: int) -> Flat:
+    if not inputs.data:
+        return jax.tree.map(lambda field: field[step, micro], chunk.batches)
+    indices = chunk.batches[step, micro]
+    return jax.tree.map(lambda field: field[indices], inputs.data)
 
 
-def _one_step(
-    hooks: TracedHooks,
-    optimizer: Optimizer,
-    view: Any,
-    state: TrainState,
-    row: jax.Array,
-    micro_batches: list[Flat],
-) -> tuple[TrainState, Scalars]:
+def _accumulate(
+    hooks: TracedHooks, view: Any, state: TrainState, micro_batches: list[Flat]
+) -> tuple[Flat, Flat, Scalars]:
+    """The mean gradient and loss over micro-batches, and the model state after the last."""
     model_state = state.model_state
     grads: Any = None
     losses: list[jax.Array] = []
@@ -90,11 +118,10 @@ def _one_step(
         )
         losses.append(loss.astype(jnp.float32))
         grads = micro_grads if grads is None else jax.tree.map(jnp.add, grads, micro_grads)
-    if len(micro_batches) > 1:
-        grads = jax.tree.map(lambda g: g / len(micro_batches), grads)
-    params, opt_state = optimizer.update(grads, state.opt_state, state.params, row)
-    loss = losses[0] if len(losses) == 1 else jnp.stack(losses).mean()
-    return TrainState(params, model_state, opt_state), {"loss": loss}
+    if len(micro_batches) == 1:
+        return grads, model_state, {"loss": losses[0]}
+    grads = jax.tree.map(lambda total: total / len(micro_batches), grads)
+    return grads, model_state, {"loss": jnp.stack(losses).mean()}
 
 
 def _loss_and_grads(
@@ -109,19 +136,38 @@ def _loss_and_grads(
     return jax.value_and_grad(objective, has_aux=True)(params)
 
 
+_TakeStep = Callable[[TrainState, Any], tuple[TrainState, Scalars]]
+
+
 def _loop(
-    take_step: Callable[[TrainState, Any], tuple[TrainState, Scalars]],
-    state: TrainState,
-    length: int,
-    count: jax.Array,
+    take_step: _TakeStep, state: TrainState, length: int, count: jax.Array
 ) -> tuple[TrainState, Scalars]:
+    # The count is traced even where it is always 1: one program for every count.
     shapes = jax.eval_shape(take_step, state, 0)[1]
     empty = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), shapes)
 
     def body(index: Any, carry: tuple[TrainState, Scalars]) -> tuple[TrainState, Scalars]:
         state, scalars = carry
         state, new = take_step(state, index)
-        scalars = jax.tree.map(lambda all_, one: all_.at[index].set(one), scalars, new)
-        return state, scalars
+        return state, jax.tree.map(lambda a, one: a.at[index].set(one), scalars, new)
 
     return jax.lax.fori_loop(0, count, body, (state, empty))
+
+
+def _unrolled(
+    take_step: _TakeStep, state: TrainState, length: int, count: jax.Array
+) -> tuple[TrainState, Scalars]:
+    if length == 1:
+        state, scalars = take_step(state, 0)
+        return state, jax.tree.map(lambda value: value[None], scalars)
+    per_step: list[Scalars] = []
+    for index in range(length):
+        new_state, scalars = take_step(state, index)
+        keep = index < count
+        state = jax.tree.map(lambda new, old: _select(keep, new, old), new_state, state)  # noqa: B023 - used at once
+        per_step.append(scalars)
+    return state, jax.tree.map(lambda *values: jnp.stack(values), *per_step)
+
+
+def _select(condition: Any, new: Any, old: Any) -> Any:
+    return jnp.where(condition, new, old)

@@ -38,6 +38,8 @@ class Nitro:
         checkpointer: A `TopK`; default the newest and the 3 lowest `val_loss`; None
             writes no records.
         check_divergence: Whether a non-finite loss stops the run; default True.
+        steps_per_call: How many optimizer steps one call of the compiled program takes
+            at most; default None: chosen from the program, the platform and the batches.
         progress: Whether to draw a progress bar; default None: on terminals.
         data: The splits to use instead of `build_data`'s; `{}` for serving and export.
         checkpoint: A record to take weights from: a run's directory, with or without
@@ -62,14 +64,13 @@ class Nitro:
         logger: Any = UNSET,
         checkpointer: Any = UNSET,
         check_divergence: bool = UNSET,
+        steps_per_call: int | None = UNSET,
         progress: bool | None = UNSET,
         data: Mapping[str, Any] | None = None,
         checkpoint: str | Path | None = None,
     ) -> None:
         given = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "experiment")
+            name: value for name, value in locals().items() if name not in ("self", "experiment")
         }
         self._session = make_session(set_up(experiment, given))
 
@@ -107,7 +108,9 @@ class Nitro:
     def model(self) -> nnx.Module:
         """A module with the current weights, in evaluation mode; a copy."""
         layout = self._session.setup.hooks.layout
-        return layout.merge(layout.eval, self._session.state.params, self._session.state.model_state)
+        return layout.merge(
+            layout.eval, self._session.state.params, self._session.state.model_state
+        )
 
     @property
     def binding(self) -> str:
@@ -155,7 +158,8 @@ class Nitro:
         """
         if split not in self._session.setup.splits:
             raise ConfigError(
-                f"There is no split `{split}`.", expected=did_you_mean(split, self._session.setup.splits)
+                f"There is no split `{split}`.",
+                expected=did_you_mean(split, self._session.setup.splits),
             )
         return self._session.evaluate(split)
 
@@ -200,7 +204,6 @@ class Nitro:
             f"Nitro({self._session.setup.owner}: {self.phase.value}, epoch {self.epoch}, step "
             f"{self.step}, {num_params:,} parameters, {self.run_dir})"
         )
-
 
 
 def session_of(run: Nitro) -> Session:

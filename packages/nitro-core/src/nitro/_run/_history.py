@@ -61,7 +61,9 @@ class History:
         for row in self.rows:
             if row["epoch"] == key:
                 return row
-        held = f"epochs {self.rows[0]['epoch']} to {self.rows[-1]['epoch']}" if self.rows else "none"
+        held = (
+            f"epochs {self.rows[0]['epoch']} to {self.rows[-1]['epoch']}" if self.rows else "none"
+        )
         raise ConfigError(f"The history has no epoch {key}.", expected=f"what it holds: {held}")
 
     def __repr__(self) -> str:

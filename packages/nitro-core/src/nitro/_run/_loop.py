@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from nitro._metrics import flat_scalars
-from nitro._trees import Flat
-from nitro.data import Batch, checked_batch, num_rows, routed_fields
-from nitro.errors import DataError, DivergenceError
+from nitro._optim import Optimizer
+from nitro._programs import Chunk, Program, StepInputs, StepPlan
+from nitro.errors import DivergenceError
 
+from ._feed import Feed, make_feed
 from ._session import Session
 from ._setup import traced_names
 
@@ -24,16 +25,17 @@ def train(session: Session) -> None:
     An epoch is: its steps, then validation, history, log, record.
     """
     setup = session.setup
+    assert setup.optimizer is not None
+    steps = StepRunner(session, setup.optimizer)
     session.evaluator.warm_up(session.state, session.device)
-    steps_per_epoch = len(setup.splits["train"]) // setup.options.accum
     session.reporter.begin(
-        total_steps=setup.options.max_epochs * steps_per_epoch,
+        total_steps=setup.options.max_epochs * steps.per_epoch,
         done_steps=session.step,
         max_epochs=setup.options.max_epochs,
     )
     while session.epoch < setup.options.max_epochs:
         epoch = session.epoch + 1
-        mean_loss = _train_epoch(session, epoch)
+        mean_loss = _train_epoch(session, steps, epoch)
         session.epoch = epoch
         metrics = _validate(session)
         row = {"epoch": epoch, "step": session.step, "loss": mean_loss, **(metrics or {})}
@@ -42,80 +44,91 @@ def train(session: Session) -> None:
         _save(session, metrics)
 
 
-def _train_epoch(session: Session, epoch: int) -> float:
+class StepRunner:
+    """Drives the step program over an epoch, a chunk of steps per call."""
+
+    def __init__(self, session: Session, optimizer: Optimizer) -> None:
+        setup = session.setup
+        source, first = setup.splits["train"], setup.first["train"]
+        self._session = session
+        self._feed: Feed = make_feed(
+            source, first, traced_names(setup.hooks, first, with_loss=True)
+        )
+        self.per_epoch = len(source) // setup.options.accum
+        self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
+        self._anchors = optimizer.anchors()
+        self._plan, self._program = self._choose()
+
+    def run_epoch(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
+        """Takes the steps of an epoch (counted from 1).
+
+        Yields, for each call, its first step, how many steps it took, and their scalars,
+        which are still on the device.
+        """
+        session = self._session
+        for batches, count in self._feed.chunks(self._plan, epoch - 1, 0):
+            first = session.step + 1
+            chunk = Chunk(self._rows(session.step), batches, np.int32(count))
+            session.state, scalars = self._program(session.state, self._inputs(), chunk)
+            session.step += count
+            yield first, count, scalars
+
+    def _choose(self) -> tuple[StepPlan, Program]:
+        session, options = self._session, self._session.setup.options
+        return session.setup.programs.choose_step(
+            session.state,
+            self._inputs(),
+            lambda plan: Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0)),
+            accum=options.accum,
+            steps_per_call=options.steps_per_call,
+            steps_per_epoch=self.per_epoch,
+            bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
+            on_device=bool(self._feed.data),
+        )
+
+    def _inputs(self) -> StepInputs:
+        return StepInputs(self._session.device, self._anchors, self._feed.data)
+
+    def _rows(self, step: int, plan: StepPlan | None = None) -> np.ndarray:
+        length = (plan or self._plan).steps_per_call
+        # Rows beyond the horizon belong to steps that are never taken.
+        indices = np.minimum(np.arange(step, step + length), len(self._table) - 1)
+        return self._table[indices]
+
+
+def _train_epoch(session: Session, steps: StepRunner, epoch: int) -> float:
     losses: list[float] = []
-    pending: tuple[int, Any] | None = None
-    row = np.asarray([session.setup.optimizer.row()], np.float32)  # pyright: ignore[reportOptionalMemberAccess] - training
-    for batches in _grouped(session, epoch):
-        arguments = (session.state, session.device, row, batches, np.int32(1))
-        session.state, scalars = session.setup.programs.step(*arguments)(*arguments)
-        session.step += 1
-        # The loss is read one step late, so that the device never waits for the host.
+    pending: tuple[int, int, Any] | None = None
+    for call in steps.run_epoch(epoch):
+        # Scalars are read one call late, so that the device never waits for the host.
         if pending is not None:
-            losses.append(_report(session, epoch, *pending))
-        pending = (session.step, scalars)
+            losses += _report(session, epoch, *pending)
+        pending = call
     if pending is not None:
-        losses.append(_report(session, epoch, *pending))
+        losses += _report(session, epoch, *pending)
     return float(np.mean(losses))
 
 
-def _grouped(session: Session, epoch: int) -> Iterator[Flat]:
-    """The routed fields of each optimizer step, each (1, accum, batch, ...)."""
-    accum = session.setup.options.accum
-    group: list[Flat] = []
-    for fields in _routed_batches(session, epoch):
-        group.append(fields)
-        if len(group) == accum:
-            yield jax.tree.map(lambda *leaves: np.stack(leaves)[None], *group)
-            group = []
+def _report(session: Session, epoch: int, first: int, count: int, scalars: Any) -> list[float]:
+    """Logs the steps of one call and returns their losses."""
+    host = {name: values[:count].tolist() for name, values in jax.device_get(scalars).items()}
+    log = session.setup.logger.metrics
+    for index in range(count):
+        values = {name: column[index] for name, column in host.items()}
+        _check_loss(session, values["loss"], step=first + index, epoch=epoch)
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        log(finite, context="train", step=first + index, epoch=epoch)
+    session.reporter.advance(step=first + count - 1, epoch=epoch, loss=host["loss"][-1])
+    return host["loss"]
 
 
-def _routed_batches(session: Session, epoch: int) -> Iterator[Flat]:
-    setup = session.setup
-    source = setup.splits["train"]
-    names = traced_names(setup.hooks, setup.first["train"], with_loss=True)
-    width = num_rows({n: setup.first["train"][n] for n in names}, where="the first batch of `train`")
-    batches = source.batches(epoch - 1) if hasattr(source, "batches") else source
-    for index, item in enumerate(batches, start=1):
-        where = f"batch {index} of `train`"
-        batch = checked_batch(item, where=where)
-        yield _checked_width(routed_fields(_with(batch, names, where), names, where=where), width, where)
-
-
-def _with(batch: Batch, names: tuple[str, ...], where: str) -> Batch:
-    missing = [name for name in names if name not in batch]
-    if missing:
-        raise DataError(
-            f"{where} has the fields {sorted(batch)}; `{missing[0]}` is gone.",
-            expected=f"the fields of the first batch, {list(names)}, in every batch",
-        )
-    return batch
-
-
-def _checked_width(fields: Flat, width: int, where: str) -> Flat:
-    rows = num_rows(fields, where=where)
-    if rows != width:
-        raise DataError(
-            f"{where} has {rows} samples.",
-            expected=f"{width}, as the first batch: one program is compiled for one batch size",
-            fix="let the training loader drop its last partial batch (`drop_last=True`)",
-        )
-    return jax.tree.map(np.asarray, fields)
-
-
-def _report(session: Session, epoch: int, step: int, scalars: Any) -> float:
-    values = {name: float(value[0]) for name, value in jax.device_get(scalars).items()}
-    loss = values["loss"]
+def _check_loss(session: Session, loss: float, *, step: int, epoch: int) -> None:
     if session.setup.options.check_divergence and not math.isfinite(loss):
         raise DivergenceError(
             f"The loss is {loss} at step {step} of epoch {epoch}.",
             expected="a finite loss",
             fix="start again from the last record with a lower learning rate, or clip the gradient",
         )
-    finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    session.setup.logger.metrics(finite, context="train", step=step, epoch=epoch)
-    session.reporter.advance(step=step, epoch=epoch, loss=loss)
-    return loss
 
 
 def _validate(session: Session) -> dict[str, float] | None:
@@ -131,5 +144,9 @@ def _save(session: Session, metrics: dict[str, float] | None) -> None:
     if session.records is None:
         return
     session.records.save(
-        session.state, step=session.step, epoch=session.epoch, metrics=metrics, meta=session.record_meta(metrics)
+        session.state,
+        step=session.step,
+        epoch=session.epoch,
+        metrics=metrics,
+        meta=session.record_meta(metrics),
     )

@@ -29,7 +29,7 @@ from nitro._experiment import (
 )
 from nitro._logs import JSONLinesLogger, Logger, checked_logger
 from nitro._optim import Optimizer
-from nitro._programs import RunPrograms, StepPlan, TracedHooks
+from nitro._programs import RunPrograms, TracedHooks
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
@@ -104,7 +104,6 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     programs = RunPrograms(
         hooks,
         optimizer=optimizer,
-        plan=StepPlan(steps_per_call=1, accum=options.accum, looped=False),
         compile_options={},
     )
     setup = Setup(
@@ -233,5 +232,3 @@ def _warn_near_misses(setup: Setup) -> None:
                 f"takes its default; did you mean `{close}`?",
                 stacklevel=5,
             )
-
-

@@ -22,6 +22,8 @@ class ArrayLoader:
         shuffle: Whether each epoch has an order of its own.
         seed: Seeds the order; None takes the run's seed (0 outside a run).
         drop_last: Whether to drop a ragged last batch; None drops it in training only.
+        device: Whether training keeps the arrays on the device and picks each batch
+            there; None does so where they are small against its memory.
 
     Raises:
         DataError: Arrays that are empty or disagree on the number of samples, or a batch
@@ -41,6 +43,7 @@ class ArrayLoader:
         shuffle: bool = False,
         seed: int | None = None,
         drop_last: bool | None = None,
+        device: bool | None = None,
     ) -> None:
         self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self.num_samples = _common_length(self.arrays)
@@ -48,6 +51,7 @@ class ArrayLoader:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        self.device = device
         self._position = self._next = (0, 0)
         if len(self) == 0:
             raise DataError(
@@ -73,6 +77,7 @@ class ArrayLoader:
             shuffle=self.shuffle,
             seed=seed if self.seed is None else self.seed,
             drop_last=drop_last if self.drop_last is None else self.drop_last,
+            device=self.device,
         )
 
     def order(self, epoch: int) -> np.ndarray:
@@ -113,9 +118,7 @@ class ArrayLoader:
 
 def _checked_batch_size(batch_size: Any) -> int:
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
-        raise DataError(
-            f"`batch_size` is {batch_size!r}.", expected="an integer of at least 1"
-        )
+        raise DataError(f"`batch_size` is {batch_size!r}.", expected="an integer of at least 1")
     return int(batch_size)
 
 

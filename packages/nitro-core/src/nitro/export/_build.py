@@ -83,9 +83,7 @@ class _WireForward:
 
         return program
 
-    def resolved_outputs(
-        self, batch_sizes: Sequence[int], weights: Flat
-    ) -> tuple[ExportSpec, ...]:
+    def resolved_outputs(self, batch_sizes: Sequence[int], weights: Flat) -> tuple[ExportSpec, ...]:
         """The output specs with dtype and shape, after a trace at two batch sizes.
 
         Raises:
@@ -132,8 +130,7 @@ class _WireForward:
         batch = view.export_preprocess(*wire)
         if not isinstance(batch, Mapping):
             raise ExportError(
-                f"`{self._session.setup.owner}.export_preprocess` returned "
-                f"{type(batch).__name__}.",
+                f"`{self._session.setup.owner}.export_preprocess` returned {type(batch).__name__}.",
                 expected="a mapping of the batch fields that `forward` names",
             )
         return batch
@@ -204,9 +201,7 @@ def _specs_of(experiment: Experiment, hook: str) -> tuple[ExportSpec, ...]:
     names = [spec.name for spec in specs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ExportError(
-            f"`{owner}.{hook}` names `{twice[0]}` twice.", expected="distinct names"
-        )
+        raise ExportError(f"`{owner}.{hook}` names `{twice[0]}` twice.", expected="distinct names")
     return tuple(specs)
 
 

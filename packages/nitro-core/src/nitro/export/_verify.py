@@ -68,9 +68,7 @@ def _tiled(
     return tiled
 
 
-def _compare(
-    expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], rows: int
-) -> None:
+def _compare(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], rows: int) -> None:
     for name, wanted in expected.items():
         problem = _difference(wanted, got.get(name))
         if problem:
@@ -93,5 +91,3 @@ def _difference(wanted: np.ndarray, got: np.ndarray | None) -> str:
     if np.allclose(a, b, rtol=RTOL + half, atol=ATOL + half, equal_nan=True):
         return ""
     return f"differs by {np.nanmax(np.abs(a - b)):.3g}"
-
-

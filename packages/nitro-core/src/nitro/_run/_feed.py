@@ -1,0 +1,164 @@
+"""Feeds the step program: batches stacked on the host, or indices into data on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nitro._devices import device_memory_bytes
+from nitro._programs import StepPlan
+from nitro._trees import Flat
+from nitro.data import ArrayLoader, Batch, checked_batch, num_rows, routed_fields
+from nitro.errors import DataError
+
+_RESIDENT_SHARE = 0.1
+"""The share of the device's memory that a training split may take without being asked."""
+
+
+class Feed(Protocol):
+    """Where the step program's batches come from."""
+
+    data: Flat
+    """What lies on the device for the whole run, by field."""
+
+    bytes_per_micro_batch: int
+    """What crosses to the device for one micro-batch."""
+
+    def example(self, plan: StepPlan) -> Any:
+        """Batches of the shapes that `chunks` yields."""
+        ...
+
+    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
+        """The steps of an epoch (from 0), from micro-batch `start` on.
+
+        Yields stacked batches and how many of their steps count.
+        """
+        ...
+
+
+def make_feed(source: Any, first: Batch, names: tuple[str, ...]) -> Feed:
+    """The feed for a training split."""
+    if isinstance(source, ArrayLoader) and _fits_on_device(source, names):
+        return DeviceFeed(source, names)
+    return HostFeed(source, first, names)
+
+
+def _fits_on_device(source: ArrayLoader, names: tuple[str, ...]) -> bool:
+    if source.device is not None:
+        return source.device
+    size = sum(source.arrays[name].nbytes for name in names)
+    return size <= _RESIDENT_SHARE * device_memory_bytes()
+
+
+class DeviceFeed:
+    """Indices into arrays that lie on the device; the program gathers the rows."""
+
+    def __init__(self, source: ArrayLoader, names: tuple[str, ...]) -> None:
+        self._source = source
+        fields = routed_fields(source.arrays, names, where="the arrays of `train`")
+        self.data: Flat = {name: jnp.asarray(field) for name, field in fields.items()}
+        self.bytes_per_micro_batch = source.batch_size * np.dtype(np.int32).itemsize
+
+    def example(self, plan: StepPlan) -> Any:
+        """Indices of the right shape."""
+        shape = (plan.steps_per_call, plan.accum, self._source.batch_size)
+        return np.zeros(shape, np.int32)
+
+    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
+        """See `Feed.chunks`."""
+        size = self._source.batch_size
+        num_steps = (len(self._source) - start) // plan.accum
+        order = self._source.order(epoch).astype(np.int32)
+        order = order[start * size :][: num_steps * plan.accum * size]
+        steps = order.reshape(num_steps, plan.accum, size)
+        for first in range(0, num_steps, plan.steps_per_call):
+            chunk = steps[first : first + plan.steps_per_call]
+            yield _padded(chunk, plan.steps_per_call), len(chunk)
+
+
+class HostFeed:
+    """Batches of any source, stacked on the host."""
+
+    def __init__(self, source: Any, first: Batch, names: tuple[str, ...]) -> None:
+        self.data: Flat = {}
+        self._source = source
+        self._names = names
+        self._first = jax.tree.map(np.asarray, {name: first[name] for name in names})
+        self._width = num_rows(self._first, where="the first batch of `train`")
+        self.bytes_per_micro_batch = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
+
+    def example(self, plan: StepPlan) -> Any:
+        """Batches of the right shapes."""
+        lead = (plan.steps_per_call, plan.accum)
+        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape)), self._first)
+
+    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
+        """See `Feed.chunks`."""
+        group: list[Flat] = []
+        for fields in self._micro_batches(epoch, start):
+            group.append(fields)
+            if len(group) == plan.steps_per_call * plan.accum:
+                yield _stacked(group, plan)
+                group = []
+        if len(group) >= plan.accum:
+            yield _stacked(group[: len(group) // plan.accum * plan.accum], plan)
+
+    def _micro_batches(self, epoch: int, start: int) -> Iterator[Flat]:
+        peek = getattr(self._source, "batches", None)
+        batches = self._source if peek is None else peek(epoch, start)
+        for index, item in enumerate(batches, start=start + 1):
+            yield self._checked(item, f"batch {index} of `train`")
+
+    def _checked(self, item: Any, where: str) -> Flat:
+        batch = checked_batch(item, where=where)
+        missing = [name for name in self._names if name not in batch]
+        if missing:
+            raise DataError(
+                f"{where} has the fields {sorted(batch)}; `{missing[0]}` is gone.",
+                expected=f"the fields of the first batch, {list(self._names)}, in every batch",
+            )
+        fields = jax.tree.map(np.asarray, routed_fields(batch, self._names, where=where))
+        self._check_shapes(fields, where)
+        return fields
+
+    def _check_shapes(self, fields: Flat, where: str) -> None:
+        rows = num_rows(fields, where=where)
+        if rows != self._width:
+            raise DataError(
+                f"{where} has {rows} samples.",
+                expected=f"{self._width}, as the first batch: one program, one batch size",
+                fix="let the training loader drop its last partial batch (`drop_last=True`)",
+            )
+        for name, value in fields.items():
+            got, expected = _shapes(value), _shapes(self._first[name])
+            if got != expected:
+                raise DataError(
+                    f"The field `{name}` of {where} is {got}.",
+                    expected=f"{expected}, as in the first batch",
+                )
+
+
+def _shapes(value: Any) -> str:
+    return ", ".join(f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(value))
+
+
+def _stacked(group: list[Flat], plan: StepPlan) -> tuple[Any, int]:
+    count = len(group) // plan.accum
+
+    def stack(*leaves: np.ndarray) -> np.ndarray:
+        steps = np.stack(leaves).reshape(count, plan.accum, *leaves[0].shape)
+        return _padded(steps, plan.steps_per_call)
+
+    return jax.tree.map(stack, *group), count
+
+
+def _padded(steps: np.ndarray, length: int) -> np.ndarray:
+    """Steps beyond the count are never taken, so what they hold does not matter."""
+    missing = length - len(steps)
+    if not missing:
+        return steps
+    return np.concatenate([steps, np.broadcast_to(steps[-1:], (missing, *steps.shape[1:]))])
