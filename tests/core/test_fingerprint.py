@@ -58,11 +58,11 @@ EDITS = {
         "def forward(x):\n    if x: return 1\n    return 2",
         "if x",
         "if not x",
-        "forward line 2: code changed",
+        "forward line 3: constant 1 → 2",
     ),
     "and becomes or": ("def forward(x, y): return x and y", "and", "or", "code changed"),
     "argument order": ("def forward(x, y): return g(x, y)", "g(x, y)", "g(y, x)", "code"),
-    "keyword name": ("def forward(x): return x.sum(axis=1)", "axis", "where", "constant"),
+    "keyword name": ("def forward(x): return x.sum(axis=1)", "axis", "where", "('axis',) → ('where',)"),
     "parameter name": ("def forward(*, img): return 1", "img", "image", "code changed"),
     "parameter kind": ("def forward(x, y): return x", "x, y", "x, *, y", "code changed"),
     "attribute name": ("def forward(x): return x.mean()", "mean", "sum", "code changed"),
@@ -339,7 +339,7 @@ EDITS = {
         """,
         "n * 2",
         "n * 3",
-        "table() in features.py line 3: constant 2 → 3",
+        "table() in features.py line 4: constant 2 → 3",
     ),
     "overload of a singledispatch": (
         """
@@ -363,7 +363,7 @@ EDITS = {
         """,
         "x * 2",
         "x * 3",
-        "helper() in features.py line 3: constant 2 → 3",
+        "helper() in features.py line 4: constant 2 → 3",
     ),
     "static arguments of jit": (
         """
@@ -396,7 +396,7 @@ EDITS = {
         """,
         "x * 2",
         "x * 3",
-        "helper() in features.py line 3: constant 2 → 3",
+        "helper() in features.py line 4: constant 2 → 3",
     ),
     "nnx.jit helper": (
         """
@@ -407,7 +407,7 @@ EDITS = {
         """,
         "x * 2",
         "x * 3",
-        "helper() in features.py line 3: constant 2 → 3",
+        "helper() in features.py line 4: constant 2 → 3",
     ),
     "vmapped and differentiated helper": (
         """
@@ -587,7 +587,7 @@ EDITS = {
         "import re\nR = re.compile('a+')\ndef forward(x): return R.match(x)",
         "a+",
         "b+",
-        "global features.R",
+        "content of global features.R: ('a+', 32) → ('b+', 32)",
     ),
     "attrgetter": (
         "import operator\nG = operator.attrgetter('a')\ndef forward(x): return G(x)",
@@ -617,7 +617,7 @@ EDITS = {
         "UNUSED = 1\ndef forward(x): return sum(x)",
         "UNUSED = 1",
         "def sum(x): return 1",
-        "",
+        "global features.sum: added, sum() in features.py",
     ),
     "recursion": (
         "def f(x): return f(x - 1) if x else 1\ndef forward(x): return f(x)",
@@ -688,7 +688,7 @@ EDITS = {
         """,
         "return 2",
         "return 3",
-        "Digits.k() in features.py line 3: constant 2 → 3",
+        "Digits.k() in features.py line 4: constant 2 → 3",
     ),
     "cached property of the experiment": (
         """
@@ -700,7 +700,7 @@ EDITS = {
         """,
         "return 2",
         "return 3",
-        "Digits.k() in features.py line 4: constant 2 → 3",
+        "Digits.k() in features.py line 5: constant 2 → 3",
     ),
     "static method of the experiment": (
         """
@@ -711,7 +711,7 @@ EDITS = {
         """,
         "x * 2",
         "x * 3",
-        "Digits.k() in features.py line 3: constant 2 → 3",
+        "Digits.k() in features.py line 4: constant 2 → 3",
     ),
     "class method that reads cls": (
         """
@@ -795,7 +795,7 @@ EDITS = {
         """,
         "x * 2",
         "x * 3",
-        "Digits.__call__() in features.py line 3: constant 2 → 3",
+        "Digits.__call__ line 3: constant 2 → 3",
     ),
     "helper in another class attribute": (
         """
@@ -829,7 +829,7 @@ EDITS = {
         """,
         "return 2",
         "return 3",
-        "Config.k() in features.py line 3: constant 2 → 3",
+        "Config.k() in features.py line 4: constant 2 → 3",
     ),
     "async and generator": ("def forward(x): return x", "return x", "yield x", "code changed"),
     "monkeypatched library": (

@@ -13,6 +13,7 @@ from ._logs import JSONLinesLogger as JSONLinesLogger
 from ._optim import default_no_decay as default_no_decay
 from ._programs import cache_clear as cache_clear
 from ._programs import cache_stats as cache_stats
+from ._programs import explain_compiles as explain_compiles
 from ._run import Nitro as Nitro
 from ._version import __version__ as __version__
 from .data import ArrayLoader as ArrayLoader

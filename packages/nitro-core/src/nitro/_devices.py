@@ -47,13 +47,13 @@ def setup_devices(
     return {
         "platform": jax.default_backend(),
         "n_devices": jax.device_count(),
-        "cache_dir": jax.config.jax_compilation_cache_dir,
+        "cache_dir": _cache_dir(),
     }
 
 
 def ensure_cache() -> None:
     """Turns the persistent cache on, unless somebody has decided about it."""
-    if not _is_cache_decided and jax.config.jax_compilation_cache_dir is None:
+    if not _is_cache_decided and _cache_dir() is None:
         _choose_cache(DEFAULT_CACHE)
 
 
@@ -115,3 +115,7 @@ def device_memory_bytes() -> int:
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cache_dir() -> str | None:
+    return jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] - made at run time

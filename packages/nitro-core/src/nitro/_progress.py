@@ -86,7 +86,7 @@ class SilentReporter:
         """Does nothing."""
 
 
-def make_reporter(progress: bool | None) -> Reporter:
+def make_reporter(*, progress: bool | None) -> Reporter:
     """The reporter for an option: None draws a bar on terminals only."""
     console = Console(stderr=True)
     wanted = console.is_terminal if progress is None else progress

@@ -37,6 +37,8 @@ class ModelLayout:
         eval: The same in evaluation mode.
         params: The structure of the trainable weights.
         model_state: The structure of the other variables.
+        train_modules: The modules in training mode by dotted path: class and settings.
+        eval_modules: The same in evaluation mode.
         rng_names: The names in the model state that hold RNG keys and counters.
     """
 
@@ -44,6 +46,8 @@ class ModelLayout:
     eval: Any
     params: _Structure
     model_state: _Structure
+    train_modules: Mapping[str, Any]
+    eval_modules: Mapping[str, Any]
     rng_names: tuple[str, ...]
 
     def merge(self, graph: Any, params: Mapping[str, Any], model_state: Mapping[str, Any]) -> Any:
@@ -93,6 +97,7 @@ def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
         )
     model.eval()
     eval_graph, _, _ = nnx.split(model, nnx.Param, ...)
+    eval_modules = _described_modules(model)
     model.train()
     train_graph, params, rest = nnx.split(model, nnx.Param, ...)
     params_structure, flat_params = _named(params, hook)
@@ -103,9 +108,30 @@ def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
         eval=eval_graph,
         params=params_structure,
         model_state=rest_structure,
+        train_modules=_described_modules(model),
+        eval_modules=eval_modules,
         rng_names=tuple(".".join(map(str, path)) for path, _ in rngs),
     )
     return layout, flat_params, flat_rest
+
+
+def _described_modules(model: nnx.Module) -> dict[str, dict[str, Any]]:
+    """Class and settings of each module, by dotted path: for keys that explain themselves."""
+    return {
+        ".".join(map(str, path)) or "model": {
+            "class": type(module),
+            **{name: value for name, value in vars(module).items() if _is_setting(name, value)},
+        }
+        for path, module in nnx.iter_modules(model)
+    }
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    holds_state = any(
+        isinstance(leaf, nnx.Variable | nnx.Module | jax.Array)
+        for leaf in jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+    )
+    return not name.startswith("_") and not isinstance(value, nnx.Module) and not holds_state
 
 
 def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
@@ -119,7 +145,8 @@ def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
             expected="distinct names: they are the names of the exported weights",
             fix="rename the attribute or key that contains a dot",
         )
-    arrays = (jax.numpy.asarray(leaf) for _, leaf in leaves)
+    # Copies: the step program overwrites its state, and the module stays the user's.
+    arrays = (jax.numpy.array(leaf, copy=True) for _, leaf in leaves)
     return _Structure(names, treedef), dict(zip(names, arrays, strict=True))
 
 

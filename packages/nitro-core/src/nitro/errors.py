@@ -92,6 +92,14 @@ class MissingPackageError(NitroError, ImportError):
     """A package that this feature needs is not installed."""
 
 
+class NitroWarning(UserWarning):
+    """Something that a run can live with, and its user should know."""
+
+
+class DriftWarning(NitroWarning):
+    """Code or configuration moved under a handle, which goes on as it was built."""
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Lists the valid names, the closest one first as a guess where there is one."""
     names = sorted(map(str, valid))

@@ -73,8 +73,10 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
         # Read before serializing, which turns the module into another dialect.
         signature = _signature(module)
+        messages = list[str]()
         try:
-            return stablehlo.serialize_portable_artifact(module, version), signature
+            with _diagnostics(context, messages):
+                return stablehlo.serialize_portable_artifact(module, version), signature
         except ValueError as error:
             raise ExportError(
                 f"The program does not fit StableHLO {version}: {_culprit(messages)}.",
@@ -82,7 +84,6 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
                 fix="pass a newer `stablehlo_version` if every reader of the bundle knows it, "
                 "or avoid the operation",
             ) from error
-        return data, _signature(module)
 
 
 def read_signature(data: bytes, *, file: str) -> Signature:

@@ -12,6 +12,8 @@ MAGIC = b"ML\xefR"
 
 _ALIGNED = 0x80
 _PADDING = 0xCB
+# Strings, dialects, attributes and types, their offsets, and the program.
+_NEEDED = frozenset(range(5))
 _MAX_SECTION = 8
 
 
@@ -29,6 +31,7 @@ def check_frame(data: bytes, *, file: str) -> None:
     try:
         _, at = _varint(data, len(MAGIC))
         at = data.index(0, at) + 1
+        found = set[int]()
         while at < len(data):
             section = data[at]
             length, at = _varint(data, at + 1)
@@ -36,9 +39,10 @@ def check_frame(data: bytes, *, file: str) -> None:
                 _, at = _varint(data, at)
                 while data[at] == _PADDING:
                     at += 1
-            if section & ~_ALIGNED > _MAX_SECTION:
-                raise ValueError(f"there is no section {section & ~_ALIGNED}")
+            found.add(section & ~_ALIGNED)
             at += length
+        if not found >= _NEEDED or max(found) > _MAX_SECTION:
+            raise ValueError(f"it has the sections {sorted(found)}")
         if at != len(data):
             raise ValueError(f"its last section ends at byte {at} of {len(data)}")
     except (ValueError, IndexError) as error:

@@ -243,7 +243,7 @@ def _described(flat: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_key(value: Any) -> bool:
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _savable(flat: Mapping[str, Any]) -> Flat:

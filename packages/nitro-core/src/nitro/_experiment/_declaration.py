@@ -68,7 +68,7 @@ class Experiment:
         cls.__nitro_fields__ = read_fields(cls)
         for name in cls.__nitro_fields__:
             setattr(cls, name, _ReadOnClass(name))
-        setattr(cls, "__init__", _checked_init(cls))
+        cls.__init__ = _checked_init(cls)
 
     @classmethod
     def fields(cls) -> Mapping[str, FieldInfo]:
@@ -86,7 +86,8 @@ class Experiment:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, checked as at construction."""
-        return dataclasses.replace(self, **changes)
+        values = {name: getattr(self, name) for name in self.fields()}
+        return type(self)(**{**values, **changes})
 
 
 def field_names(experiment: Experiment | type[Experiment], residency: Residency) -> list[str]:

@@ -6,8 +6,8 @@ import ast
 import dataclasses
 import enum
 import inspect
-import sys
 import textwrap
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nitro.errors import ExperimentError
@@ -93,7 +93,7 @@ def check_body(cls: type) -> None:
     Raises:
         ExperimentError: Names the attribute, its line and one example of each marker.
     """
-    annotated = cls.__dict__.get("__annotations__", {})
+    annotated = inspect.get_annotations(cls)
     for name, value in vars(cls).items():
         is_constant = name.startswith("_") or name.isupper()
         is_code = callable(value) or hasattr(type(value), "__get__")
@@ -123,7 +123,7 @@ def locate(cls: type, name: str | None = None) -> str:
 
 def _resolved_hints(cls: type) -> dict[str, Any]:
     # A class made inside a function may name that function's own types.
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     names: dict[str, Any] = {}
     while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
         frame = frame.f_back
@@ -190,10 +190,12 @@ def _own_field_docs(cls: type) -> dict[str, str]:
         return {}  # a class typed at a prompt has no source to read
     docs: dict[str, str] = {}
     body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    for statement, following in zip(body, body[1:], strict=False):
+    for statement, following in pairwise(body):
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            if isinstance(following.value.value, str):
-                docs[statement.target.id] = inspect.cleandoc(following.value.value)
+        match following:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                docs[statement.target.id] = inspect.cleandoc(text)
+            case _:
+                pass
     return docs

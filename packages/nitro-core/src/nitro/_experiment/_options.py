@@ -11,6 +11,7 @@ from nitro.errors import ConfigError
 
 from ._declaration import Experiment
 from ._fields import Residency, locate
+from ._values import type_name
 
 
 class _Unset:
@@ -91,7 +92,7 @@ def _refuse_structural(experiment: Experiment) -> None:
             f"`{cls.__name__}` ({locate(cls)}) marks {', '.join(marked)} as GraphConst: every "
             "value would compile all programs again, and no program reads it.",
             expected="run options are host-only",
-            fix=f"write `{marked[0]}: {fields[marked[0]].type.__name__}` without a marker",
+            fix=f"write `{marked[0]}: {type_name(fields[marked[0]].type)}` without a marker",
         )
 
 

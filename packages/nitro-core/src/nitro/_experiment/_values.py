@@ -24,10 +24,10 @@ def checked_value(owner: str, field: FieldInfo, value: Any) -> Any:
         return value
     try:
         return _convert(value, field.type)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"`{owner}.{field.name}` is {value!r} ({type(value).__name__}).",
-            expected=f"a value of the declared type {_type_name(field.type)}",
+            expected=f"a value of the declared type {type_name(field.type)}",
         ) from error
 
 
@@ -40,7 +40,7 @@ def _convert(value: Any, declared: Any) -> Any:
     if origin is typing.Literal:
         return _convert_literal(value, get_args(declared))
     if declared is None or declared is types.NoneType:
-        return _require(value is None, value)
+        return _require(value, fits=value is None)
     if (origin or declared) is tuple:
         return _convert_tuple(value, get_args(declared))
     target = origin or declared
@@ -55,8 +55,8 @@ def _convert(value: Any, declared: Any) -> Any:
     raise TypeError(value)
 
 
-def _require(condition: bool, value: Any) -> Any:
-    if not condition:
+def _require(value: Any, *, fits: bool) -> Any:
+    if not fits:
         raise TypeError(value)
     return value
 
@@ -66,12 +66,12 @@ def _convert_scalar(value: Any, target: type) -> Any:
         value = value.item()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if target in (bool, str):
-        return _require(isinstance(value, target), value)
+        return _require(value, fits=isinstance(value, target))
     if target is int:
-        return int(_require(is_number and value == int(value), value))
+        return int(_require(value, fits=is_number and value == int(value)))
     if target is float:
-        return float(_require(is_number, value))
-    return complex(_require(is_number or isinstance(value, complex), value))
+        return float(_require(value, fits=is_number))
+    return complex(_require(value, fits=is_number or isinstance(value, complex)))
 
 
 def _convert_union(value: Any, options: tuple[Any, ...]) -> Any:
@@ -79,7 +79,7 @@ def _convert_union(value: Any, options: tuple[Any, ...]) -> Any:
     for option in (*exact, *options):
         try:
             return _convert(value, option)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
     raise TypeError(value)
 
@@ -107,5 +107,6 @@ def _convert_enum(value: Any, target: type[enum.Enum]) -> enum.Enum:
     return target(value)
 
 
-def _type_name(declared: Any) -> str:
+def type_name(declared: Any) -> str:
+    """A declared type in the words that declare it, for messages."""
     return declared.__name__ if isinstance(declared, type) else str(declared)

@@ -69,20 +69,28 @@ class _Field:
         self.name = name
         self.owner = owner
 
+    def seen_by(self, view: Any) -> Any:
+        """What the view holds: structural values, device values, and the names read."""
+        if view is None:
+            raise AttributeError(
+                f"`{self.owner}.{self.name}` is a field: read it as `self.{self.name}`"
+            )
+        return view.__dict__["_nitro_view"]
+
     def __set__(self, view: Any, value: Any) -> None:
         raise AttributeError(f"`{self.owner}.{self.name}` cannot be set: experiments are frozen")
 
 
 class _GraphConstField(_Field):
     def __get__(self, view: Any, owner: type | None = None) -> Any:
-        values, _, reads = view.__dict__["_nitro_view"]
+        values, _, reads = self.seen_by(view)
         reads.add(self.name)
         return values[self.name]
 
 
 class _DeviceField(_Field):
     def __get__(self, view: Any, owner: type | None = None) -> Any:
-        return view.__dict__["_nitro_view"][1][self.name]
+        return self.seen_by(view)[1][self.name]
 
 
 class _HostField(_Field):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,39 +36,44 @@ class JSONLinesLogger:
         return self if self.path is not None else JSONLinesLogger(run_dir / "metrics.jsonl")
 
     def metrics(
-        self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any
+        self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **_more: Any
     ) -> None:
         """Writes one line of scalars.
 
         Raises:
             ConfigError: A metric has the name of a key that every line carries.
         """
-        clash = [name for name in _CARRIERS if name in values]
-        if clash:
-            raise ConfigError(
-                f"A metric is named `{clash[0]}`, which every line of the log carries.",
-                fix=f"rename it, for example to `{clash[0]}_value`",
-            )
+        _refuse_carriers(values, _CARRIERS, what="metric")
         line = {"type": "metrics", "context": context, "step": step, "epoch": epoch, **values}
         self._write(line)
 
-    def params(self, values: Mapping[str, Any], **more: Any) -> None:
-        """Writes the configuration as one line."""
+    def params(self, values: Mapping[str, Any], **_more: Any) -> None:
+        """Writes the configuration as one line.
+
+        Raises:
+            ConfigError: A field is named `type`, as the key that every line carries.
+        """
+        _refuse_carriers(values, ("type",), what="field of the experiment")
         self._write({"type": "params", **values})
 
-    def tags(self, values: Mapping[str, str], **more: Any) -> None:
-        """Writes labels as one line."""
+    def tags(self, values: Mapping[str, str], **_more: Any) -> None:
+        """Writes labels as one line.
+
+        Raises:
+            ConfigError: A label is named `type`, as the key that every line carries.
+        """
+        _refuse_carriers(values, ("type",), what="tag")
         self._write({"type": "tags", **values})
 
-    def other(self, name: str, value: Any, **more: Any) -> None:
+    def other(self, name: str, value: Any, **_more: Any) -> None:
         """Writes a named JSON value as one line."""
         self._write({"type": "other", "name": name, "value": value})
 
-    def confusion(self, matrix: Any, *, step: int, epoch: int, **more: Any) -> None:
+    def confusion(self, matrix: Any, *, step: int, epoch: int, **_more: Any) -> None:
         """Writes a matrix as rows."""
         self._write({"type": "confusion", "step": step, "epoch": epoch, "matrix": matrix})
 
-    def finish(self, status: FinishStatus, **more: Any) -> None:
+    def finish(self, status: FinishStatus, **_more: Any) -> None:
         """Writes the outcome and closes the file."""
         self._write({"type": "finish", "status": status})
         self.close()
@@ -116,6 +121,15 @@ class JSONLinesLogger:
             self._file = path.open("a", encoding="utf-8")
         self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
         self._file.flush()
+
+
+def _refuse_carriers(values: Mapping[str, Any], carriers: Sequence[str], *, what: str) -> None:
+    clash = [name for name in carriers if name in values]
+    if clash:
+        raise ConfigError(
+            f"A {what} is named `{clash[0]}`, which every line of the log carries.",
+            fix=f"rename it, for example to `{clash[0]}_value`",
+        )
 
 
 def plain(value: Any) -> Any:

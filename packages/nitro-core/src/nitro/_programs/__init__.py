@@ -1,5 +1,6 @@
 """Programs: fingerprints, keys, the store, and the pure functions that it compiles."""
 
+from ._explain import CompileExplanation, explain_compiles
 from ._hooks import TracedHooks
 from ._run_programs import RunPrograms
 from ._step import Chunk, StepInputs, StepPlan
@@ -7,6 +8,7 @@ from ._store import Program, cache_clear, cache_stats, store
 
 __all__ = [
     "Chunk",
+    "CompileExplanation",
     "Program",
     "RunPrograms",
     "StepInputs",
@@ -14,5 +16,6 @@ __all__ = [
     "TracedHooks",
     "cache_clear",
     "cache_stats",
+    "explain_compiles",
     "store",
 ]

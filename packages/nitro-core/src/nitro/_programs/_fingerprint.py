@@ -83,8 +83,8 @@ class Change:
     Attributes:
         label: The label of the entry that moved.
         kind: Whether a literal moved, other code, or a value; or the entry came or went.
-        before: What it was, for a person; empty for code and for what was not there.
-        after: What it is now.
+        before: What it was, for a person; empty for code and for what came or went.
+        after: What it is now; what came or went.
         location: `features.py:12`, where it is known.
     """
 
@@ -103,7 +103,7 @@ class Change:
             case "code":
                 return f"{where}: code changed"
             case "added" | "removed":
-                return f"{self.label}: {self.kind}"
+                return f"{self.label}: {self.kind}, {self.after}"
             case "value" if self.before == self.after:
                 return f"{self.label}: {self.after}, with other content"
             case "value":
@@ -233,12 +233,12 @@ def value_digest(value: object) -> str:
 
     What `why_not_by_content` objects to counts as itself, in this process only.
     """
-    return walk([Part(_ROOT_LABEL, value)], Owner(None))[0].digest.hex()
+    return walk([Part("root", value, _ROOT_LABEL)], Owner(None))[0].digest.hex()
 
 
 def why_not_by_content(value: object) -> str | None:
     """Returns what stands in the way of hashing a value by content, None if nothing does."""
-    for node in walk([Part(_ROOT_LABEL, value)], Owner(None)):
+    for node in walk([Part("root", value, _ROOT_LABEL)], Owner(None)):
         if node.reading.obstacle:
             return f"{node.label} ({type(node.value).__qualname__}): {node.reading.obstacle}"
     return None
@@ -249,7 +249,7 @@ def why_not_by_content(value: object) -> str | None:
 
 def _root_parts(roots: tuple[_Root, ...], owner: type | None) -> Iterator[Part]:
     for root in roots:
-        yield Part(root.name, root.value)
+        yield Part(f"root {root.name}", root.value, root.name)
     yield from Owner(owner).operators()
 
 
@@ -307,6 +307,17 @@ def _make_atom_entry(label: str, value: object, location: str) -> Entry:
         display=describe(value),
         location=location,
     )
+
+
+def _arrivals(old: Closure, new: Closure) -> Iterator[Change]:
+    kinds: tuple[tuple[ChangeKind, Closure, Closure], ...] = (
+        ("added", new, old),
+        ("removed", old, new),
+    )
+    for kind, having, lacking in kinds:
+        for label, entry in having.entries.items():
+            if label not in lacking.entries:
+                yield Change(label=label, kind=kind, after=entry.display, location=entry.location)
 
 
 def _compare(old: Entry, new: Entry) -> Iterator[Change]:

@@ -279,7 +279,7 @@ def _operations(code: CodeType) -> list[_Operation]:
     """Decodes a code object, without what depends on its layout only."""
     found: list[_Operation] = []
     for instruction in dis.get_instructions(code):
-        for operation in _split(instruction, code.co_firstlineno):
+        for operation in _split(instruction, code):
             describes = operation.name == "STORE_NAME" and operation.argument in _SELF_DESCRIPTION
             if describes and (found[-1].has_constant or found[-1].argument == "__name__"):
                 found.pop()
@@ -288,9 +288,9 @@ def _operations(code: CodeType) -> list[_Operation]:
     return found
 
 
-def _split(instruction: dis.Instruction, first_line: int) -> Iterator[_Operation]:
+def _split(instruction: dis.Instruction, code: CodeType) -> Iterator[_Operation]:
     position = instruction.positions
-    line = (position and position.lineno) or first_line
+    line = (position and position.lineno) or code.co_firstlineno
     name, argument = instruction.opname, instruction.argval
     fused = _FUSED.match(name)
     if fused:
@@ -298,6 +298,9 @@ def _split(instruction: dis.Instruction, first_line: int) -> Iterator[_Operation
             yield _Operation(part, variable, variable, line, instruction.offset)
         return
     has_constant = instruction.opcode in dis.hasconst
+    if has_constant and instruction.arg is not None:
+        # `dis` knows the value for some operations only: not for KW_NAMES of 3.11.
+        argument = code.co_consts[instruction.arg]
     is_jump = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
     if name == "RETURN_CONST":
         name = "LOAD_CONST"

@@ -83,10 +83,9 @@ def library_name(value: object) -> str:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return ""
-    if isinstance(value, types.FunctionType):
-        if not is_library_function(value):
-            return ""
-    elif not is_library_module(module):
+    if not is_library_module(module):
+        return ""
+    if isinstance(value, types.FunctionType) and not is_library_function(value):
         return ""
     found: object = sys.modules.get(module)
     for step in name.split("."):

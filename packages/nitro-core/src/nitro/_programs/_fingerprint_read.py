@@ -161,7 +161,10 @@ def _of(what: str) -> str:
 
 
 def _named(role: str, *values: object) -> list[Part]:
-    return [Part(f"{role} {i}", value, _of(role)) for i, value in enumerate(values)]
+    return [
+        Part(f"{role} {i}", value, _of(role) + (f" ({i})" if i else ""))
+        for i, value in enumerate(values)
+    ]
 
 
 def _attributes(state: Mapping[str, object]) -> list[Part]:
@@ -421,7 +424,7 @@ def _reduce(value: object) -> list[Part]:
         return [Part("name", reduced)]
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     listed = [None if items is None else list(items), None if pairs is None else list(pairs)]
-    return _named("content of", make, arguments, state, *listed)
+    return _named("content of", arguments, make, state, *listed)
 
 
 def _reader_by_base(value: object) -> Callable[[Any], Reading]:

@@ -89,7 +89,7 @@ def _identity(value: object) -> object:
 def _make_node(part: Part, parent: Node, owner: Owner, labels: set[str]) -> Node:
     reading = read(part.value, owner)
     is_root = parent.reading.kind == "roots"
-    short = part.key if is_root else reading.name or label_of(part, parent)
+    short = part.label if is_root else reading.name or label_of(part, parent)
     label = f"{short} in {reading.file}" if reading.file and not is_root else short
     unique, count = label, 1
     while unique in labels:

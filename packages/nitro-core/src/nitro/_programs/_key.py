@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,53 +17,61 @@ class KeyPart:
     Attributes:
         digest: Equal for equal contents, in every process.
         display: Short words for `explain_compiles`.
+        closure: For code, what it rests on, so that an explanation can go into detail.
     """
 
     digest: str
     display: str
+    closure: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramKey:
-    """The full key of one program.
+    """The full key of one program, and what it takes to explain it.
 
     Attributes:
         role: What kind of program it is.
+        owner: The experiment's class name.
         parts: What decides it, by label.
-        reads: The structural fields that its trace read, with their values then.
+        graph: The structural fields' values when it was traced.
+        reads: The names of those that the trace read; the others do not decide it.
+        options: Options for XLA.
     """
 
     role: str
+    owner: str
     parts: Mapping[str, KeyPart]
-    reads: Mapping[str, KeyPart]
+    graph: Mapping[str, KeyPart]
+    reads: frozenset[str]
+    options: Mapping[str, Any]
 
     def admits(self, graph: Mapping[str, KeyPart]) -> bool:
-        """Whether the fields that the trace read have the same values now."""
-        return all(graph[name].digest == part.digest for name, part in self.reads.items())
+        """Whether the fields that the trace read have the same values now.
 
-    @staticmethod
-    def base_digest(
-        role: str,
-        parts: Mapping[str, KeyPart],
-        arguments: Sequence[Any],
-        compile_options: Mapping[str, Any],
-    ) -> str:
-        """Digests everything but the structural fields."""
-        leaves, treedef = jax.tree.flatten(tuple(arguments))
-        pieces = [role, str(treedef), *map(_abstract_text, leaves)]
-        pieces += [f"{label}={parts[label].digest}" for label in sorted(parts)]
-        pieces += [f"{name}={compile_options[name]!r}" for name in sorted(compile_options)]
-        return digest_text("\n".join(pieces))
+        A trace that reads the same values takes the same path, so it reads nothing else.
+        """
+        return all(
+            name in graph and graph[name].digest == self.graph[name].digest for name in self.reads
+        )
+
+
+def base_digest(
+    role: str,
+    parts: Mapping[str, KeyPart],
+    arguments: Sequence[Any],
+    options: Mapping[str, Any],
+) -> str:
+    """Digests everything that decides a program but the structural fields."""
+    leaves, treedef = jax.tree.flatten(tuple(arguments))
+    pieces = [role, str(treedef), *map(_leaf_text, leaves)]
+    pieces += [f"{label}={parts[label].digest}" for label in sorted(parts)]
+    pieces += [f"{name}={options[name]!r}" for name in sorted(options)]
+    return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
 
 
 def abstract_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """The arguments' shapes, dtypes, weak types and shardings."""
     return jax.tree.map(_abstract, tuple(arguments))
-
-
-def digest_text(text: str) -> str:
-    """A short stable digest of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -75,5 +83,6 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def _abstract_text(leaf: Any) -> str:
-    return f"{leaf.dtype}{tuple(leaf.shape)}{getattr(leaf, 'weak_type', False)}"
+def _leaf_text(leaf: Any) -> str:
+    weak = getattr(leaf, "weak_type", False)
+    return f"{leaf.dtype}{tuple(leaf.shape)}{weak}{getattr(leaf, 'sharding', None)}"

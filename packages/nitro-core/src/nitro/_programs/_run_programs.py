@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from nitro._experiment import Residency, field_names
 from nitro._optim import Optimizer
 from nitro._state import TrainState
 
-from ._code import describe, trace_closure, value_digest
+from ._fingerprint import Closure, describe, trace_closure, value_digest
 from ._hooks import TracedHooks
 from ._key import KeyPart, abstract_arguments
 from ._plan import choose_plan
@@ -27,6 +27,15 @@ _CONFIG = (
     "jax_debug_nans",
     "jax_platforms",
 )
+
+_HOOKS_OF = {
+    "train step": ("forward", "loss"),
+    "forward": ("forward",),
+    "loss": ("loss",),
+}
+"""The hooks that each program traces; it is keyed on these alone."""
+
+_Make = Callable[[set[str]], Callable[..., Any]]
 
 
 class RunPrograms:
@@ -49,6 +58,10 @@ class RunPrograms:
         self._optimizer = optimizer
         self._compile_options = compile_options
         self._held: dict[Any, Program] = {}
+        self._graph = self._graph_parts()
+        roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
+        self._code: dict[str, Closure] = {role: self._trace_code(role) for role in roles}
+        self._told: set[str] = set()
 
     def choose_step(
         self,
@@ -57,7 +70,7 @@ class RunPrograms:
         chunk_for: Callable[[StepPlan], Chunk],
         **choice: Any,
     ) -> tuple[StepPlan, Program]:
-        """Chooses the plan of the step program and compiles it.
+        """Chooses the plan of the step program and finds or compiles it.
 
         Args:
             state: The state, concrete or abstract.
@@ -73,15 +86,10 @@ class RunPrograms:
             return jax.make_jaxpr(program)(state, inputs, chunk_for(plan))
 
         plan = choose_plan(trace=trace, **choice)
-        parts = {
-            **self._code("forward", "loss"),
-            **{label: _part(value) for label, value in optimizer.code().items()},
-            "model (train)": _part(self.hooks.layout.train),
-            "step plan": _part(plan),
-        }
         make = make_step_program(self.hooks, optimizer, plan)
         arguments = (state, inputs, chunk_for(plan))
-        return plan, self._get("train step", parts, make, arguments, donate=(0,))
+        parts = {"step plan": KeyPart(repr(plan), plan.display)}
+        return plan, self._get("train step", make, arguments, parts=parts, donate=(0,))
 
     def forward(self, *arguments: Any) -> Program:
         """The forward program: `fn(params, model_state, device, batch)` → outputs."""
@@ -93,11 +101,7 @@ class RunPrograms:
 
             return program
 
-        parts = {
-            **self._code("forward"),
-            "model (eval)": _part(self.hooks.layout.eval),
-        }
-        return self._get("forward", parts, make, arguments)
+        return self._get("forward", make, arguments)
 
     def loss(self, *arguments: Any) -> Program:
         """The loss program: `fn(device, outputs, batch)` → loss."""
@@ -108,49 +112,93 @@ class RunPrograms:
 
             return program
 
-        return self._get("loss", self._code("loss"), make, arguments)
+        return self._get("loss", make, arguments)
+
+    def held(self) -> list[Program]:
+        """The programs that the handle has used so far."""
+        return list(self._held.values())
+
+    def unfingerprinted(self) -> list[str]:
+        """What the traced code reaches and cannot be told apart by content, by name."""
+        return sorted({name for code in self._code.values() for name in code.unfingerprinted})
+
+    def drift(self) -> list[str]:
+        """What has moved since the handle was built and was not told before, a line each.
+
+        The handle keeps the programs that it holds; one that it has not traced yet is
+        traced from the code as it is then.
+        """
+        changes = {str(change): None for code in self._code.values() for change in code.check()}
+        changes |= dict.fromkeys(self._moved_fields())
+        new = [line for line in changes if line not in self._told]
+        self._told.update(new)
+        return new
+
+    def _moved_fields(self) -> Iterator[str]:
+        for name, part in self._graph_parts().items():
+            before = self._graph[name]
+            if part.digest != before.digest:
+                owner = type(self.hooks.experiment).__name__
+                yield f"{owner}.{name}: {before.display} → {part.display}"
 
     def _get(
         self,
         role: str,
-        parts: Mapping[str, KeyPart],
-        make: Callable[[set[str]], Callable[..., Any]],
+        make: _Make,
         arguments: tuple[Any, ...],
+        *,
+        parts: Mapping[str, KeyPart] | None = None,
         donate: tuple[int, ...] = (),
     ) -> Program:
-        leaves, treedef = jax.tree.flatten(abstract_arguments(arguments))
+        leaves, treedef = jax.tree.flatten(arguments)
         held = (role, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
         if held not in self._held:
             request = ProgramRequest(
                 role=role,
-                parts={**parts, **_jax_config()},
-                graph=self._graph(),
+                owner=type(self.hooks.experiment).__name__,
+                parts={**self._current_code(role), **(parts or {}), **_jax_config()},
+                graph=self._graph_parts(),
                 make=make,
-                arguments=arguments,
+                arguments=abstract_arguments(arguments),
                 donate=donate,
                 compile_options=self._compile_options,
             )
             self._held[held] = store.get(request)
         return self._held[held]
 
-    def _graph(self) -> dict[str, KeyPart]:
+    def _current_code(self, role: str) -> dict[str, KeyPart]:
+        """The code as it is now, which is what a trace would see."""
+        code = self._code[role]
+        if code.check():
+            code = self._trace_code(role)
+        graph = value_digest(self._in_mode(role)[0]) if role != "loss" else ""
+        return {
+            "code": KeyPart(code.digest, f"{len(code.entries)} entries", code),
+            "graph definition": KeyPart(graph, graph[:8]),
+        }
+
+    def _trace_code(self, role: str) -> Closure:
+        cls = type(self.hooks.experiment)
+        roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in _HOOKS_OF[role]}
+        if role == "train step" and self._optimizer is not None:
+            roots |= self._optimizer.code()
+        if role != "loss":
+            roots["model"] = self._in_mode(role)[1]
+        return trace_closure(roots, owner=cls)
+
+    def _in_mode(self, role: str) -> tuple[Any, Any]:
+        layout = self.hooks.layout
+        if role == "train step":
+            return layout.train, layout.train_modules
+        return layout.eval, layout.eval_modules
+
+    def _graph_parts(self) -> dict[str, KeyPart]:
         experiment = self.hooks.experiment
         names = field_names(experiment, Residency.GRAPH_CONST)
-        return {name: _part(getattr(experiment, name)) for name in names}
-
-    def _code(self, *hooks: str) -> dict[str, KeyPart]:
-        cls = type(self.hooks.experiment)
-        closure = trace_closure(
-            {f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks}, owner=cls
-        )
-        return {"code": KeyPart(closure.digest, ", ".join(closure.entries))}
-
-
-def _part(value: Any) -> KeyPart:
-    return KeyPart(value_digest(value), describe(value))
+        values = {name: getattr(experiment, name) for name in names}
+        return {name: KeyPart(value_digest(v), describe(v)) for name, v in values.items()}
 
 
 def _jax_config() -> dict[str, KeyPart]:
     values = {name: getattr(jax.config, name, None) for name in _CONFIG}
-    text = ", ".join(f"{name}={value}" for name, value in values.items())
-    return {"jax configuration": KeyPart(text, text)}
+    return {name: KeyPart(repr(value), repr(value)) for name, value in values.items()}

@@ -63,6 +63,12 @@ class StepPlan:
     accum: int
     looped: bool
 
+    @property
+    def display(self) -> str:
+        """In words, for `explain_compiles`."""
+        loop = "looped" if self.looped else "unrolled"
+        return f"{self.steps_per_call} steps per call, {loop}, accum {self.accum}"
+
 
 def make_step_program(
     hooks: TracedHooks, optimizer: Optimizer, plan: StepPlan

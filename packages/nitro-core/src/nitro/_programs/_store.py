@@ -14,7 +14,7 @@ import jax
 from nitro._trees import describe_array, named_leaves
 from nitro.errors import ProgramError
 
-from ._key import KeyPart, ProgramKey, abstract_arguments
+from ._key import KeyPart, ProgramKey, base_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,19 @@ class ProgramRequest:
 
     Attributes:
         role: "train step", "forward", "loss" and so on.
+        owner: The experiment's class name.
         parts: What decides the program, apart from structural fields, by label.
         graph: The structural fields' values by label. A program depends only on those
             that its trace reads.
         make: Called with a set that collects the structural fields which the trace
             reads; returns the function to compile.
-        arguments: Positional arguments, concrete or abstract; only shapes, dtypes and
-            shardings matter.
+        arguments: The abstract positional arguments.
         donate: Which arguments the program may overwrite.
         compile_options: Options for XLA.
     """
 
     role: str
+    owner: str
     parts: Mapping[str, KeyPart]
     graph: Mapping[str, KeyPart]
     make: Callable[[set[str]], Callable[..., Any]]
@@ -48,9 +49,14 @@ class Program:
 
     def __init__(self, key: ProgramKey, compiled: Any, arguments: Any, seconds: float) -> None:
         self.key = key
-        self.seconds = seconds
         self.compiled = compiled
-        self._arguments = arguments
+        self.arguments = arguments
+        self.seconds = seconds
+
+    @property
+    def shapes(self) -> list[tuple[Any, ...]]:
+        """The shapes of all argument leaves."""
+        return [leaf.shape for leaf in jax.tree.leaves(self.arguments)]
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the program; donated arguments are gone afterwards.
@@ -61,7 +67,7 @@ class Program:
         try:
             return self.compiled(*arguments)
         except (TypeError, ValueError) as error:
-            misfits = _misfits(self._arguments, arguments)
+            misfits = _misfits(self.arguments, arguments)
             if not misfits:
                 raise
             raise ProgramError(
@@ -78,6 +84,7 @@ class Store:
         self._lock = threading.Lock()
         self._building: dict[str, threading.Lock] = {}
         self._programs: dict[str, list[Program]] = {}
+        self._in_order: list[Program] = []
         self._counts: Counter[str] = Counter()
 
     def get(self, request: ProgramRequest) -> Program:
@@ -85,7 +92,9 @@ class Store:
 
         A thread that asks for a program which another is compiling waits for it.
         """
-        base = _base_digest(request)
+        base = base_digest(
+            request.role, request.parts, request.arguments, request.compile_options
+        )
         with self._lock:
             building = self._building.setdefault(base, threading.Lock())
         with building:
@@ -96,7 +105,7 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Hits, misses, entries and compile seconds, in all and by role."""
         with self._lock:
-            programs = [p for group in self._programs.values() for p in group]
+            programs = self._in_order
             roles = sorted({name.partition(":")[2] for name in self._counts})
             return {
                 "hits": sum(self._counts[f"hits:{role}"] for role in roles),
@@ -116,13 +125,14 @@ class Store:
     def programs(self) -> list[Program]:
         """Every program, oldest first."""
         with self._lock:
-            return [p for group in self._programs.values() for p in group]
+            return list(self._in_order)
 
     def clear(self) -> None:
         """Forgets every program and resets the counts; handles keep what they hold."""
         with self._lock:
             self._building.clear()
             self._programs.clear()
+            self._in_order.clear()
             self._counts.clear()
 
     def _find(self, base: str, graph: Mapping[str, KeyPart]) -> Program | None:
@@ -142,13 +152,17 @@ class Store:
         compiled = traced.lower().compile(dict(request.compile_options) or None)
         key = ProgramKey(
             role=request.role,
+            owner=request.owner,
             parts=request.parts,
-            reads={name: request.graph[name] for name in sorted(reads)},
+            graph=request.graph,
+            reads=frozenset(reads),
+            options=request.compile_options,
         )
         seconds = time.perf_counter() - started
-        program = Program(key, compiled, abstract_arguments(request.arguments), seconds)
+        program = Program(key, compiled, request.arguments, seconds)
         with self._lock:
             self._programs.setdefault(base, []).append(program)
+            self._in_order.append(program)
         return program
 
 
@@ -172,11 +186,6 @@ def cache_clear() -> None:
     Handles that exist keep the programs that they hold.
     """
     store.clear()
-
-
-def _base_digest(request: ProgramRequest) -> str:
-    arguments = abstract_arguments(request.arguments)
-    return ProgramKey.base_digest(request.role, request.parts, arguments, request.compile_options)
 
 
 def _misfits(expected: Any, got: Sequence[Any]) -> list[str]:

@@ -35,9 +35,11 @@ class Evaluator:
         batch = self._setup.first["val"]
         outputs = self.outputs(state, device, batch, where="the first batch of `val`")
         if self._falls_back:
-            rest = getattr(source, "num_samples", 0) % num_rows(outputs, where="`val`")
-            for rows in {num_rows(outputs, where="`val`"), rest} - {0}:
-                head = jax.tree.map(lambda leaf: leaf[:rows], (outputs, dict(batch)))  # noqa: B023 - used at once
+            fields = self._loss_fields(batch)
+            width = jax.tree.leaves(outputs)[0].shape[0]
+            ragged = getattr(source, "num_samples", 0) % width
+            for rows in {width, ragged} - {0}:
+                head = jax.tree.map(lambda leaf: leaf[:rows], (outputs, fields))  # noqa: B023 - used at once
                 self._loss(device, *head)
 
     @property
@@ -53,7 +55,8 @@ class Evaluator:
             batch = checked_batch(item, where=where)
             outputs = self.outputs(state, device, batch, where=where)
             if self._falls_back:
-                sums.add({"val_loss": (self._loss(device, outputs, batch), 1)})
+                loss = self._loss(device, outputs, self._loss_fields(batch))
+                sums.add({"val_loss": (loss, 1)})
             else:
                 fields = setup.hooks.routes["metrics"].pick(batch)
                 sums.add(setup.experiment.metrics(outputs, **fields))  # pyright: ignore[reportAttributeAccessIssue] - a hook
@@ -104,9 +107,11 @@ class Evaluator:
                     fix="leave it out of the outputs, or broadcast it along the batch",
                 )
 
-    def _loss(self, device: Flat, outputs: Any, batch: Batch) -> float:
+    def _loss_fields(self, batch: Batch) -> Flat:
         names = self._setup.hooks.routes["loss"].names(batch)
-        fields = jax.tree.map(np.asarray, routed_fields(batch, names, where="the batch"))
+        return jax.tree.map(np.asarray, routed_fields(batch, names, where="the batch"))
+
+    def _loss(self, device: Flat, outputs: Any, fields: Flat) -> float:
         arguments = (device, outputs, fields)
         return float(self._setup.programs.loss(*arguments)(*arguments))
 

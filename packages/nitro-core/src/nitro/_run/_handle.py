@@ -130,6 +130,7 @@ class Nitro:
                 expected="data with a split `train`: this handle is for evaluation and export",
                 fix="build a handle without `data=`, or with a training split in it",
             )
+        self._session.report_drift()
         logger = self._session.setup.logger
         with self._session.in_phase(Phase.TRAINING, then=Phase.DONE):
             try:
@@ -161,6 +162,7 @@ class Nitro:
                 f"There is no split `{split}`.",
                 expected=did_you_mean(split, self._session.setup.splits),
             )
+        self._session.report_drift()
         return self._session.evaluate(split)
 
     def predict(self, batch: Any) -> Any:
@@ -177,6 +179,7 @@ class Nitro:
         Raises:
             DataError: Fields are missing, are no arrays, or disagree on the rows.
         """
+        self._session.report_drift()
         is_array_or_mapping = hasattr(batch, "shape") or hasattr(batch, "keys")
         if not is_array_or_mapping and hasattr(batch, "__iter__"):
             return self._session.predict_all(batch)

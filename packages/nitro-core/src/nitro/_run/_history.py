@@ -68,8 +68,9 @@ class History:
 
     def __repr__(self) -> str:
         lines = ["  ".join(f"{name:>10}" for name in self.columns)]
-        for row in self.rows:
-            lines.append("  ".join(f"{_shown(row.get(name)):>10}" for name in self.columns))
+        lines += [
+            "  ".join(f"{_shown(row.get(name)):>10}" for name in self.columns) for row in self.rows
+        ]
         return "\n".join(lines)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from nitro._checkpoint import RecordWriter
-from nitro._experiment import Residency
+from nitro._experiment import Residency, resolve_options
 from nitro._logs import plain
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
-from nitro._trees import Flat
+from nitro._trees import Flat, describe_array
 from nitro._version import __version__
+from nitro.errors import DriftWarning
 
 from ._evaluate import Evaluator
 from ._history import History
@@ -48,9 +50,10 @@ class Session:
     epoch: int = 0
     phase: Phase = Phase.READY
     history: History = field(default_factory=History)
+    _told_options: set[str] = field(default_factory=set[str])
 
     @contextmanager
-    def in_phase(self, phase: Phase, *, then: Phase | None = None) -> Iterator[None]:
+    def in_phase(self, phase: Phase, *, then: Phase | None = None) -> Generator[None]:
         """Enters a phase; afterwards comes `then`, or what was before.
 
         An exception leaves FAILED where `then` is given, else what was before.
@@ -62,6 +65,31 @@ class Session:
             self.phase = before if then is None else Phase.FAILED
             raise
         self.phase = then or before
+
+    def report_drift(self) -> None:
+        """Warns of code and configuration that moved since the handle was built.
+
+        Called by every entry point; each change is told once.
+        """
+        lines = [*self.setup.programs.drift(), *self._moved_options()]
+        if lines:
+            warnings.warn(
+                "Moved since this handle was built: " + "; ".join(lines) + ".\n"
+                "  The handle goes on with the programs and options that it has; a new "
+                "`Nitro(...)` picks the change up.",
+                DriftWarning,
+                stacklevel=4,
+            )
+
+    def _moved_options(self) -> Iterator[str]:
+        options = self.setup.options
+        from_experiment = {n for n, source in options.sources.items() if source == "experiment"}
+        now = resolve_options(self.setup.experiment, {})
+        for name in sorted(from_experiment - self._told_options):
+            before, after = getattr(options, name), getattr(now, name)
+            if before != after:
+                self._told_options.add(name)
+                yield f"{self.setup.owner}.{name}: {before!r} → {after!r}"
 
     def evaluate(self, split: str) -> dict[str, Any]:
         """The finalised metrics of a split, with the current weights."""
@@ -111,11 +139,16 @@ def make_session(setup: Setup) -> Session:
         state=setup.state,
         device=dict(setup.device),
         evaluator=Evaluator(setup),
-        reporter=make_reporter(setup.options.progress),
+        reporter=make_reporter(progress=setup.options.progress),
         records=None if policy is None else RecordWriter(directory, policy),
     )
 
 
 def _loggable(value: Any) -> Any:
-    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    return f"{value.dtype}{tuple(value.shape)}" if is_array and value.ndim else plain(value)
+    """A field as JSON; the arrays in it by dtype and shape, however deep."""
+    if isinstance(value, Mapping):
+        return {str(name): _loggable(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_loggable(item) for item in value]
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) > 0
+    return describe_array(value) if is_array else plain(value)

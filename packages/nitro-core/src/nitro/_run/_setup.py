@@ -200,13 +200,14 @@ def _make_optimizer(experiment: Experiment) -> Optimizer:
 
 def _checked_checkpointer(experiment: Experiment, given: Any) -> TopK | None:
     checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
-    if checkpointer is not None and not isinstance(checkpointer, TopK):
+    if checkpointer is None:
+        return None
+    if not isinstance(checkpointer, TopK):
         raise ConfigError(
             f"`checkpointer` is {checkpointer!r}.",
             expected="a `nitro.TopK(...)`, or None to write no records",
         )
-    unranked = checkpointer is not None and checkpointer.metric != "val_loss"
-    if unranked and not has_hook(experiment, "metrics"):
+    if checkpointer.metric != "val_loss" and not has_hook(experiment, "metrics"):
         raise ConfigError(
             f"`checkpointer` ranks by `{checkpointer.metric}`, but "
             f"`{type(experiment).__name__}` has no `metrics` hook.",

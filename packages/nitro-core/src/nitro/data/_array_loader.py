@@ -26,8 +26,8 @@ class ArrayLoader:
             there; None does so where they are small against its memory.
 
     Raises:
-        DataError: Arrays that are empty or disagree on the number of samples, or a batch
-            size that leaves no batch.
+        DataError: Arrays that are empty or disagree on the number of samples, a seed below
+            0, or a batch size that leaves no batch.
 
     Example:
         >>> loader = ArrayLoader({"x": np.arange(5)}, batch_size=2)
@@ -45,11 +45,11 @@ class ArrayLoader:
         drop_last: bool | None = None,
         device: bool | None = None,
     ) -> None:
-        self.arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.arrays = _checked_arrays(arrays)
         self.num_samples = _common_length(self.arrays)
         self.batch_size = _checked_batch_size(batch_size)
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = _checked_seed(seed)
         self.drop_last = drop_last
         self.device = device
         self._position = self._next = (0, 0)
@@ -114,6 +114,23 @@ class ArrayLoader:
     def set_state(self, state: Mapping[str, int]) -> None:
         """Moves to a position that `get_state` returned."""
         self._position = self._next = (state["epoch"], state["batch"])
+
+
+def _checked_arrays(arrays: Any) -> dict[str, np.ndarray]:
+    if not isinstance(arrays, Mapping):
+        raise DataError(
+            f"An ArrayLoader got {type(arrays).__name__}.",
+            expected="one array per batch field",
+            fix='name it: `ArrayLoader({"x": array}, batch_size=...)`',
+        )
+    return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def _checked_seed(seed: Any) -> int | None:
+    is_seed = not isinstance(seed, bool) and hasattr(seed, "__index__") and seed >= 0
+    if seed is not None and not is_seed:
+        raise DataError(f"`seed` is {seed!r}.", expected="an integer of at least 0, or None")
+    return None if seed is None else int(seed)
 
 
 def _checked_batch_size(batch_size: Any) -> int:

@@ -88,7 +88,7 @@ def _check_leaf(name: str, leaf: Any, where: str) -> None:
             expected="NumPy arrays, batch axis first: a scalar would be baked into the program",
             fix="make it a Device field of the experiment, or do not name it in a traced hook",
         )
-    if np.dtype(dtype).kind in "OUSMmVT" and not jax.dtypes.issubdtype(dtype, np.number):
+    if np.dtype(dtype).kind in "OUSMmVT" and not jax.numpy.issubdtype(dtype, np.number):
         raise DataError(
             f"The batch field `{name}` in {where} has dtype {dtype}.",
             expected="a boolean or numeric dtype",

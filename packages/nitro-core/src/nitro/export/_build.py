@@ -144,7 +144,7 @@ class _WireForward:
         self, spec: ExportSpec, leaves: Mapping[str, Any], wires: Mapping[str, Any], xp: Any
     ) -> Any:
         source = spec.source or spec.name
-        if spec.source in wires and spec.source not in leaves:
+        if spec.source is not None and spec.source in wires and spec.source not in leaves:
             echoed, array = wires[spec.source]
             return xp.moveaxis(array, echoed.batch_axis - 1, spec.batch_axis - 1)
         if "" in leaves:
@@ -173,7 +173,7 @@ class _WireForward:
 
 def _inert(value: Any) -> Any:
     """What stands for RNG state in evaluation mode: a constant that no run has seen."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = jnp.zeros(jax.random.key_data(value).shape, jnp.uint32)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return jnp.zeros(value.shape, value.dtype)

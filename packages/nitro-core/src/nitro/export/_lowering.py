@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,8 @@ def export_traced(
 
 
 @contextmanager
-def _no_locations() -> Iterator[None]:
-    before = jax.config.jax_traceback_in_locations_limit
+def _no_locations() -> Generator[None]:
+    before = jax.config.jax_traceback_in_locations_limit  # pyright: ignore[reportAttributeAccessIssue] - made at run time
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
         yield

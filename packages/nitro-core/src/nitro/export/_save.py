@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ def export_model(
     target = _checked_target(dir, name, overwrite=overwrite)
     sizes = _checked_sizes(batch_sizes)
     writer = get_backend(backend)
-    program = build_program(
-        session_of(run), name=name, batch_sizes=sizes, provenance=provenance or {}
-    )
+    session = session_of(run)
+    session.report_drift()
+    program = build_program(session, name=name, batch_sizes=sizes, provenance=provenance or {})
     with _staged(target) as staging:
         _write(writer, program, staging, backend_options)
         if verify:
@@ -98,7 +98,7 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @contextmanager
-def _staged(target: Path) -> Iterator[Path]:
+def _staged(target: Path) -> Generator[Path]:
     # One level deeper than the artifact will be, so that a server which watches the
     # folder never takes the unfinished one for an artifact.
     staging = target.parent / f".{target.name}.partial"

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-
 import numpy as np
 
 from nitro.errors import ExportError
