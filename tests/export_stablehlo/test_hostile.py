@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
+import shutil
 import struct
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from nitro.errors import BundleError
-from nitro_export_stablehlo import load_bundle
+from nitro_export_stablehlo import Bundle, load_bundle
 from nitro_export_stablehlo._vet import find_unsafe_programs
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 16)
@@ -42,9 +44,6 @@ def _mutate(data: bytes, seed: int) -> bytes:
 @pytest.fixture(scope="module")
 def forged(bundles, tmp_path_factory):
     """One copy of the MLP's bundle; restores what a test changes in it."""
-    import hashlib
-    import shutil
-
     path = tmp_path_factory.mktemp("forged") / "mlp"
     shutil.copytree(bundles["mlp"], path)
 
@@ -84,16 +83,22 @@ def test_any_change_is_refused_by_the_digest(bundles, forged, file):
             load_bundle(path)
 
 
+def _try_to_load(path: Path) -> tuple[Bundle | None, str]:
+    try:
+        return load_bundle(path), ""
+    except BundleError as error:
+        return None, error.problem
+
+
 @pytest.mark.parametrize("file", OWN)
 @pytest.mark.parametrize("block", range(4))
 def test_a_forged_file_is_refused_or_harmless(bundles, forged, file, block):
     refused = 0
     for seed in range(block * 35, (block + 1) * 35):
         path = forged(file, _mutate((bundles["mlp"] / file).read_bytes(), seed), redigest=True)
-        try:
-            bundle = load_bundle(path)
-        except BundleError as error:
-            assert "`" in error.problem  # names a file
+        bundle, message = _try_to_load(path)
+        if bundle is None:
+            assert "`" in message  # It names a file or a key.
             refused += 1
         else:
             # Another description of the same model, or other weights of the same shapes.
@@ -108,12 +113,10 @@ def test_a_forged_description_does_not_change_the_prediction(bundles, forged):
     survived = 0
     for seed in range(60):
         data = _mutate((bundles["mlp"] / "manifest.yaml").read_bytes(), seed)
-        try:
-            bundle = load_bundle(forged("manifest.yaml", data, redigest=True))
-        except BundleError:
-            continue
-        np.testing.assert_array_equal(bundle(pixels=PIXELS)["logits"], wanted)
-        survived += 1
+        bundle, _ = _try_to_load(forged("manifest.yaml", data, redigest=True))
+        if bundle is not None:
+            np.testing.assert_array_equal(bundle(pixels=PIXELS)["logits"], wanted)
+            survived += 1
 
     # Changes inside the provenance.
     assert survived
@@ -142,7 +145,7 @@ def test_a_program_that_hangs_its_reader_is_stopped(bundles, forged):
     assert changed != data
     path = forged(PROGRAMS[0], changed, redigest=True)
 
-    unsafe = find_unsafe_programs(path, [1, 32], timeout_s=8)
+    unsafe = find_unsafe_programs(path, [1], timeout_s=8)
 
     assert list(unsafe) == [PROGRAMS[0]]
     assert "does not end within 8 s" in unsafe[PROGRAMS[0]]

@@ -90,7 +90,7 @@ def test_what_digests_cannot_show_is_found(copy_bundle, edit, words):
 
 
 @pytest.mark.usefixtures("quick")
-def test_another_program_in_one_of_the_two_files_is_found(copy_bundle, bundles, programs, tmp_path):
+def test_another_program_in_one_of_the_two_files_is_found(copy_bundle, programs, tmp_path):
     other = dataclasses.replace(
         programs["mlp"], fn=lambda *a: (programs["mlp"].fn(*a)[0] + 1,), _exported={}
     )

@@ -21,6 +21,7 @@ class RecordEntry:
 
     Attributes:
         name: The record's directory.
+        run: The run that wrote it; a directory may hold the records of several.
         step: Finished optimizer steps.
         epoch: Finished epochs.
         metric: The metric that ranks it; None without validation.
@@ -29,6 +30,7 @@ class RecordEntry:
     """
 
     name: str
+    run: str
     step: int
     epoch: int
     metric: str | None

@@ -67,6 +67,6 @@ class TopK:
         return sorted(scored, key=lambda e: (sign * (e.score or 0.0), e.step))[: self.k]
 
     def kept(self, entries: Sequence[RecordEntry]) -> list[RecordEntry]:
-        """What stays: the newest and the best `k`."""
+        """What stays of one run's records: the newest and the best `k`."""
         newest = max(entries, key=lambda e: e.step, default=None)
         return [e for e in entries if e is newest or e in self.best(entries)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class RecordWriter:
     def __init__(self, directory: Path, policy: TopK) -> None:
         self.directory = directory.absolute()
         self.policy = policy
+        # From the system's entropy: two runs with one seed are still two runs.
+        self._run = secrets.token_hex(4)
         self._checkpointer: ocp.AsyncCheckpointer | None = None
         self._pending: RecordEntry | None = None
 
@@ -57,16 +60,14 @@ class RecordWriter:
         score = None if metrics is None else self.policy.score(metrics)
         self.wait()
         entry = RecordEntry(
-            name=f"epoch{epoch:04d}-step{step:08d}",
+            name=self._free_name(f"epoch{epoch:04d}-step{step:08d}"),
+            run=self._run,
             step=step,
             epoch=epoch,
             metric=None if score is None else self.policy.metric,
             mode=None if score is None else self.policy.mode,
             score=score,
         )
-        path = self.directory / entry.name
-        if path.exists():
-            shutil.rmtree(path)
         items = {name: flat for name, flat in flat_items(state).items() if flat}
         arguments: dict[str, Any] = {n: ocp.args.StandardSave(v) for n, v in items.items()}
         arguments["meta"] = ocp.args.JsonSave(
@@ -78,24 +79,26 @@ class RecordWriter:
                 **meta,
             }
         )
-        self._orbax().save(path, args=ocp.args.Composite(**arguments))
+        self._orbax().save(self.directory / entry.name, args=ocp.args.Composite(**arguments))
         self._pending = entry
 
     def wait(self) -> None:
-        """Waits until the last record is on disk, lists it, and drops what is not kept."""
+        """Waits until the last record is on disk, lists it, and drops what is not kept.
+
+        Records of other runs in the directory stay as they are.
+        """
         if self._pending is None:
             return
         entry, self._pending = self._pending, None
         self._orbax().wait_until_finished()
-        others = [e for e in read_index(self.directory) if e.name != entry.name]
-        entries = [*others, entry]
-        kept = self.policy.kept(entries)
+        entries = [*read_index(self.directory), entry]
+        own = [e for e in entries if e.run == self._run]
+        dropped = [e for e in own if e not in self.policy.kept(own)]
         # Listed before anything is deleted: a kill in between leaves a stray directory,
         # never an entry without its record.
-        write_index(self.directory, kept)
-        for dropped in entries:
-            if dropped not in kept:
-                shutil.rmtree(self.directory / dropped.name, ignore_errors=True)
+        write_index(self.directory, [e for e in entries if e not in dropped])
+        for old in dropped:
+            shutil.rmtree(self.directory / old.name, ignore_errors=True)
 
     def close(self) -> None:
         """Waits for the last record and ends Orbax's threads."""
@@ -103,6 +106,10 @@ class RecordWriter:
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
+
+    def _free_name(self, name: str) -> str:
+        """The name, or with this run's id where another run's record has it."""
+        return f"{name}-{self._run}" if (self.directory / name).exists() else name
 
     def _orbax(self) -> ocp.AsyncCheckpointer:
         if self._checkpointer is None:
@@ -125,7 +132,8 @@ def find_record(source: str | Path) -> Path:
 
     Args:
         source: A record's directory; or a run's directory, which means its best record,
-            or with `@best` or `@latest` behind it.
+            or with `@best` or `@latest` behind it. Of several runs in one directory, the
+            last one counts.
 
     Raises:
         CheckpointError: No such record; says what is there.
@@ -150,8 +158,8 @@ def find_record(source: str | Path) -> Path:
 
 
 def _chosen(entries: list[RecordEntry], which: str, source: object) -> RecordEntry:
-    newest = max(entries, key=lambda e: e.step)
-    scored = [e for e in entries if e.score is not None]
+    newest = entries[-1]
+    scored = [e for e in entries if e.score is not None and e.run == newest.run]
     if which == "latest" or (not which and not scored):
         return newest
     if not scored:

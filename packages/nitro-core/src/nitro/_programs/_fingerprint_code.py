@@ -51,7 +51,10 @@ _GLOBAL_LOADS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR
 _CELL_LOADS: Final = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 _LOCAL_LOADS: Final = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK"})
 _ATTRIBUTE_LOADS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
-_BY_TEXT: Final = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
+# Functions that take a name as text: of an attribute, a global, a module.
+_ATTRIBUTES_BY_TEXT: Final = frozenset({"getattr", "hasattr", "attrgetter", "methodcaller"})
+_GLOBALS_BY_TEXT: Final = "globals"
+_MODULES_BY_TEXT: Final = frozenset({"import_module", "__import__"})
 
 Scope = Literal["global", "closure", "import"]
 
@@ -117,6 +120,7 @@ def _compute_facts(code: CodeType) -> CodeFacts:
     _list_code(code, text)
     names = _Names()
     _find_names(code, {}, names)
+    _read_texts(names)
     constants = [framed(constant.encoded) for constant in text.constants]
     return CodeFacts(
         digest=digest_of("\n".join(text.operations).encode(), b"".join(constants)),
@@ -124,7 +128,7 @@ def _compute_facts(code: CodeType) -> CodeFacts:
         lines=tuple(text.lines),
         constants=tuple(text.constants),
         references=tuple(dict.fromkeys(names.references)),
-        attributes=tuple(sorted(names.attributes | (names.texts if names.by_text else set()))),
+        attributes=tuple(sorted(names.attributes)),
         uses_super=names.uses_super,
     )
 
@@ -351,7 +355,7 @@ class _Names:
     references: list[Reference] = field(default_factory=list[Reference])
     attributes: set[str] = field(default_factory=set[str])
     texts: set[str] = field(default_factory=set[str])
-    by_text: bool = False
+    loaded: set[str] = field(default_factory=set[str])
     uses_super: bool = False
 
 
@@ -378,11 +382,22 @@ def _note(operation: _Operation, out: _Names) -> None:
     name = operation.argument
     if operation.name in _ATTRIBUTE_LOADS:
         out.attributes.add(name)
-    if operation.has_constant and isinstance(name, str) and name.isidentifier():
-        out.texts.add(name)
     out.uses_super |= operation.name == "LOAD_SUPER_ATTR"
     out.uses_super |= operation.name in _GLOBAL_LOADS and name == "super"
-    out.by_text |= isinstance(name, str) and name in _BY_TEXT
+    if isinstance(name, str):
+        out.loaded.add(name)
+        if operation.has_constant and all(map(str.isidentifier, name.split("."))):
+            out.texts.add(name)
+
+
+def _read_texts(names: _Names) -> None:
+    """Takes a literal for a name if the code also has a function that looks names up."""
+    if names.loaded & _ATTRIBUTES_BY_TEXT:
+        names.attributes.update(part for text in names.texts for part in text.split("."))
+    if _GLOBALS_BY_TEXT in names.loaded:
+        names.references.extend(Reference("global", text) for text in sorted(names.texts))
+    if names.loaded & _MODULES_BY_TEXT:
+        names.references.extend(Reference("import", text) for text in sorted(names.texts))
 
 
 def _follow_chains(

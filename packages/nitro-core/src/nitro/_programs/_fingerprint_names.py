@@ -22,10 +22,33 @@ PARENT: Final = "\0"
 # operator on `self` inside a hook reaches.
 _MADE_BY_CLASS: Final = frozenset(
     f"__{name}__"
-    for name in (
-        "init new post_init init_subclass set_name class_getitem del repr eq hash lt le gt ge "
-        "setattr delattr replace copy deepcopy reduce reduce_ex getstate setstate sizeof dir"
-    ).split()
+    for name in [
+        "init",
+        "new",
+        "post_init",
+        "init_subclass",
+        "set_name",
+        "class_getitem",
+        "del",
+        "repr",
+        "eq",
+        "hash",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "setattr",
+        "delattr",
+        "replace",
+        "copy",
+        "deepcopy",
+        "reduce",
+        "reduce_ex",
+        "getstate",
+        "setstate",
+        "sizeof",
+        "dir",
+    ]
 )
 # They return None, so what the container holds does not come back through them.
 _ONE_WAY: Final[dict[type, frozenset[str]]] = {

@@ -45,11 +45,24 @@ from ._fingerprint_values import (
 # What the class statement, `abc`, `dataclass` and the interpreter write into a class, and
 # what is only for readers. A dataclass is read through the methods generated for it.
 _CLASS_CLUTTER: Final = frozenset(
-    """
-    __dict__ __weakref__ __doc__ __module__ __qualname__ __annotations__ __annotate__
-    __annotations_cache__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl
-    __dataclass_fields__ __dataclass_params__ __orig_bases__ __parameters__
-    """.split()
+    [
+        "__dict__",
+        "__weakref__",
+        "__doc__",
+        "__module__",
+        "__qualname__",
+        "__annotations__",
+        "__annotate__",
+        "__annotations_cache__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__dataclass_fields__",
+        "__dataclass_params__",
+        "__orig_bases__",
+        "__parameters__",
+    ]
 )
 _WRAPPER_CLUTTER: Final = frozenset(
     {"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"}
@@ -449,7 +462,7 @@ _READERS: Final[dict[type, Callable[[Any], Reading]]] = {
     types.GetSetDescriptorType: _read_slot,
     functools.partial: _read_partial,
     functools.partialmethod: _read_partial,
-    functools._lru_cache_wrapper: _read_cached,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    functools._lru_cache_wrapper: _read_cached,  # pyright: ignore[reportPrivateUsage]
     **dict.fromkeys((property, staticmethod, classmethod), _read_descriptor),
     functools.cached_property: _read_descriptor,
     weakref.ref: _read_weak,

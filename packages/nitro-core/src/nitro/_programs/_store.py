@@ -15,6 +15,7 @@ from nitro._trees import describe_array, named_leaves
 from nitro.errors import ProgramError
 
 from ._key import KeyPart, ProgramKey, base_digest
+from ._persistent import watch_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,7 @@ class Store:
 
         A thread that asks for a program which another is compiling waits for it.
         """
-        base = base_digest(
-            request.role, request.parts, request.arguments, request.compile_options
-        )
+        base = base_digest(request.role, request.parts, request.arguments, request.compile_options)
         with self._lock:
             building = self._building.setdefault(base, threading.Lock())
         with building:
@@ -106,12 +105,14 @@ class Store:
         """Hits, misses, entries and compile seconds, in all and by role."""
         with self._lock:
             programs = self._in_order
-            roles = sorted({name.partition(":")[2] for name in self._counts})
+            roles = sorted({name.partition(":")[2] for name in self._counts if ":" in name})
             return {
                 "hits": sum(self._counts[f"hits:{role}"] for role in roles),
                 "misses": sum(self._counts[f"misses:{role}"] for role in roles),
                 "entries": len(programs),
                 "compile_seconds": sum(p.seconds for p in programs),
+                "persistent_hits": self._counts["persistent_hits"],
+                "persistent_misses": self._counts["persistent_misses"],
                 "by_role": {
                     role: {
                         "hits": self._counts[f"hits:{role}"],
@@ -149,7 +150,8 @@ class Store:
         reads: set[str] = set()
         jitted = jax.jit(request.make(reads), donate_argnums=request.donate, keep_unused=True)
         traced = jitted.trace(*request.arguments)
-        compiled = traced.lower().compile(dict(request.compile_options) or None)
+        with watch_cache() as cache_use:
+            compiled = _compile(traced.lower(), request)
         key = ProgramKey(
             role=request.role,
             owner=request.owner,
@@ -163,6 +165,8 @@ class Store:
         with self._lock:
             self._programs.setdefault(base, []).append(program)
             self._in_order.append(program)
+            self._counts["persistent_hits"] += cache_use.hits
+            self._counts["persistent_misses"] += cache_use.misses
         return program
 
 
@@ -174,8 +178,10 @@ def cache_stats() -> dict[str, Any]:
     """Counts the programs of this process.
 
     Returns:
-        `hits`, `misses`, `entries` and `compile_seconds`; and `by_role`, the same counts
-        for each kind of program.
+        `hits`, `misses` and `entries` of the store; `compile_seconds`, tracing included;
+        `persistent_hits` and `persistent_misses`, which say for the misses whether JAX's
+        persistent cache had the machine code; and `by_role`, the counts for each kind of
+        program.
     """
     return store.stats()
 
@@ -186,6 +192,23 @@ def cache_clear() -> None:
     Handles that exist keep the programs that they hold.
     """
     store.clear()
+
+
+def _compile(lowered: Any, request: ProgramRequest) -> Any:
+    try:
+        return lowered.compile(dict(request.compile_options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        shapes = ", ".join(f"{n}: {describe_array(a)}" for n, a in _first_leaves(request))
+        raise ProgramError(
+            f"XLA cannot compile the {request.role} program of `{request.owner}`: "
+            f"{str(error)[:2000]}",
+            expected=f"a program that fits the device; its first arguments are {shapes}",
+            fix="look at the shapes, and at `compile_options` if you gave any",
+        ) from error
+
+
+def _first_leaves(request: ProgramRequest) -> list[tuple[str, Any]]:
+    return list(named_leaves(tuple(request.arguments)).items())[:6]
 
 
 def _misfits(expected: Any, got: Sequence[Any]) -> list[str]:

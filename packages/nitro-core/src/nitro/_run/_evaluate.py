@@ -13,6 +13,7 @@ from nitro._trees import Flat, named_leaves
 from nitro.data import Batch, checked_batch, cut_to_width, num_rows, routed_fields
 from nitro.errors import DataError, HookError
 
+from ._history import HISTORY_KEYS
 from ._setup import Setup
 
 
@@ -121,6 +122,14 @@ class Evaluator:
             raise HookError(
                 f"`{self._setup.owner}.finalize_metrics` returned {type(result).__name__}.",
                 expected="a dict of metrics",
+            )
+        clash = [name for name in HISTORY_KEYS if name in result]
+        if clash:
+            raise HookError(
+                f"`{self._setup.owner}` has a metric named `{clash[0]}`, which the history keeps "
+                "for training.",
+                expected=f"other names than {', '.join(HISTORY_KEYS)}",
+                fix=f"rename it, for example to `val_{clash[0]}`",
             )
         return result
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from nitro._experiment import UNSET, Experiment
@@ -41,6 +43,7 @@ class Nitro:
         steps_per_call: How many optimizer steps one call of the compiled program takes
             at most; default None: chosen from the program, the platform and the batches.
         progress: Whether to draw a progress bar; default None: on terminals.
+        compile_options: XLA flags for every program of the handle, not for exports.
         data: The splits to use instead of `build_data`'s; `{}` for serving and export.
         checkpoint: A record to take weights from: a run's directory, with or without
             `@best` or `@latest` behind it, or a record's directory.
@@ -66,6 +69,7 @@ class Nitro:
         check_divergence: bool = UNSET,
         steps_per_call: int | None = UNSET,
         progress: bool | None = UNSET,
+        compile_options: Mapping[str, Any] | None = None,
         data: Mapping[str, Any] | None = None,
         checkpoint: str | Path | None = None,
     ) -> None:
@@ -107,10 +111,10 @@ class Nitro:
     @property
     def model(self) -> nnx.Module:
         """A module with the current weights, in evaluation mode; a copy."""
-        layout = self._session.setup.hooks.layout
-        return layout.merge(
-            layout.eval, self._session.state.params, self._session.state.model_state
-        )
+        layout, state = self._session.setup.hooks.layout, self._session.state
+        # Copies: the next step overwrites the run's own arrays.
+        params, model_state = jax.tree.map(jnp.copy, (state.params, state.model_state))
+        return layout.merge(layout.eval, params, model_state)
 
     @property
     def binding(self) -> str:
@@ -118,7 +122,7 @@ class Nitro:
         return binding_report(self._session.setup)
 
     def train(self) -> Self:
-        """Trains to `max_epochs`, then returns the handle.
+        """Trains to `max_epochs`, then returns the handle; nothing where it is there already.
 
         Raises:
             ConfigError: There is no training split.
@@ -131,6 +135,8 @@ class Nitro:
                 fix="build a handle without `data=`, or with a training split in it",
             )
         self._session.report_drift()
+        if self.epoch >= self._session.setup.options.max_epochs:
+            return self
         logger = self._session.setup.logger
         with self._session.in_phase(Phase.TRAINING, then=Phase.DONE):
             try:

@@ -8,6 +8,10 @@ from typing import Any, overload
 from nitro.errors import ConfigError, did_you_mean
 
 
+HISTORY_KEYS = ("epoch", "step", "loss")
+"""What every row holds: the counts, and the mean train loss."""
+
+
 class History:
     """The finished epochs: epoch, step, mean train loss, and the validation's metrics.
 
@@ -20,7 +24,7 @@ class History:
     @property
     def columns(self) -> list[str]:
         """The names of all columns, in order of appearance."""
-        names: dict[str, None] = dict.fromkeys(("epoch", "step", "loss"))
+        names: dict[str, None] = dict.fromkeys(HISTORY_KEYS)
         for row in self.rows:
             names |= dict.fromkeys(row)
         return list(names)

@@ -29,7 +29,12 @@ from nitro._experiment import (
 )
 from nitro._logs import JSONLinesLogger, Logger, checked_logger
 from nitro._optim import Optimizer
-from nitro._programs import RunPrograms, TracedHooks
+from nitro._programs import (
+    RunPrograms,
+    TracedHooks,
+    checked_compile_options,
+    why_not_by_content,
+)
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
@@ -85,6 +90,8 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     require_hooks(experiment)
     ensure_cache()
     options = resolve_options(experiment, given)
+    compile_options = checked_compile_options(given["compile_options"])
+    _check_structural_content(experiment)
     checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
     owner = type(experiment).__name__
     routes = read_routes(type(experiment))
@@ -104,7 +111,7 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     programs = RunPrograms(
         hooks,
         optimizer=optimizer,
-        compile_options={},
+        compile_options=compile_options,
     )
     setup = Setup(
         experiment=experiment,
@@ -149,6 +156,21 @@ def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
         )
     # Through an explicit dtype, so that a Python number is not weakly typed.
     return jnp.asarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _check_structural_content(experiment: Experiment) -> None:
+    owner = type(experiment).__name__
+    for name in field_names(experiment, Residency.GRAPH_CONST):
+        obstacle = why_not_by_content(getattr(experiment, name))
+        if obstacle is not None:
+            raise ConfigError(
+                f"The GraphConst field `{owner}.{name}` cannot be compared by content: {obstacle}.",
+                expected="numbers, strings, tuples, dataclasses, arrays or functions: what equal "
+                "contents make equal, so that a program is neither compiled again nor reused "
+                "wrongly",
+                fix=f"flatten it into plain fields, or leave `{name}` unmarked and read it in "
+                "`build_data` or `build_model`",
+            )
 
 
 def _build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:

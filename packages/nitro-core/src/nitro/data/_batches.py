@@ -68,32 +68,36 @@ def checked_batch(batch: Any, *, where: str) -> Batch:
 
 
 def routed_fields(batch: Batch, names: Iterable[str], *, where: str) -> dict[str, Any]:
-    """The named fields of a batch, checked to be numeric arrays.
+    """The named fields of a batch as NumPy arrays of dtypes that JAX computes with.
 
     Raises:
         DataError: A field that is no numeric array; names field and type.
     """
-    fields = {name: batch[name] for name in names}
-    for name, value in fields.items():
-        for leaf in jax.tree.leaves(value) or [value]:
-            _check_leaf(name, leaf, where)
-    return fields
+    return {name: _checked_field(name, batch[name], where) for name in names}
 
 
-def _check_leaf(name: str, leaf: Any, where: str) -> None:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not hasattr(leaf, "shape"):
+def _checked_field(name: str, value: Any, where: str) -> Any:
+    if not jax.tree.leaves(value):
+        _checked_leaf(name, value, where)
+    return jax.tree.map(lambda leaf: _checked_leaf(name, leaf, where), value)
+
+
+def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
         raise DataError(
             f"The batch field `{name}` in {where} holds {type(leaf).__name__}, not an array.",
             expected="NumPy arrays, batch axis first: a scalar would be baked into the program",
             fix="make it a Device field of the experiment, or do not name it in a traced hook",
         )
-    if np.dtype(dtype).kind in "OUSMmVT" and not jax.numpy.issubdtype(dtype, np.number):
+    array = np.asarray(leaf)
+    if array.dtype != bool and not jax.numpy.issubdtype(array.dtype, np.number):
         raise DataError(
-            f"The batch field `{name}` in {where} has dtype {dtype}.",
+            f"The batch field `{name}` in {where} has dtype {array.dtype}.",
             expected="a boolean or numeric dtype",
             fix="leave it undeclared: fields that no traced hook names stay on the host",
         )
+    # As JAX would: float64 becomes float32 unless x64 is on, so that one program serves both.
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def num_rows(fields: Batch, *, where: str) -> int:

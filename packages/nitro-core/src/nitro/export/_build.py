@@ -13,7 +13,7 @@ import numpy as np
 from nitro._experiment import Experiment, has_hook
 from nitro._run import Session
 from nitro._trees import Flat, named_leaves
-from nitro.errors import ExportError, did_you_mean
+from nitro.errors import ExportError, NitroError, did_you_mean
 
 from ._golden import golden_inputs
 from ._program import ExportProgram, Golden
@@ -109,7 +109,19 @@ class _WireForward:
     def _abstract(self, batch: int, weights: Flat) -> tuple[jax.ShapeDtypeStruct, ...]:
         names = tuple(sorted(weights))
         inputs = [jax.ShapeDtypeStruct(s.sizes(batch), s.numpy_dtype) for s in self._inputs]
-        return jax.eval_shape(self.make(names), *inputs, *(weights[name] for name in names))
+        try:
+            return jax.eval_shape(self.make(names), *inputs, *(weights[name] for name in names))
+        except NitroError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ExportError(
+                f"`{self._session.setup.owner}.forward` cannot take what `export_inputs` promises: "
+                f"{error}",
+                expected="shapes and dtypes as in training, or an `export_preprocess` between",
+                fix="compare "
+                + ", ".join(f"`{s.name}` {s.dtype}{s.shape}" for s in self._inputs)
+                + " with the batch fields",
+            ) from error
 
     def _run(self, wire: Sequence[jax.Array], weights: Flat) -> tuple[jax.Array, ...]:
         view = self._hooks.view(self._session.device)
@@ -148,7 +160,7 @@ class _WireForward:
             echoed, array = wires[spec.source]
             return xp.moveaxis(array, echoed.batch_axis - 1, spec.batch_axis - 1)
         if "" in leaves:
-            self._require_one_output(spec)
+            self._require_one_array(spec)
             return xp.moveaxis(leaves[""], 0, spec.batch_axis - 1)
         if source not in leaves:
             raise ExportError(
@@ -159,13 +171,21 @@ class _WireForward:
             )
         return xp.moveaxis(leaves[source], 0, spec.batch_axis - 1)
 
-    def _require_one_output(self, spec: ExportSpec) -> None:
+    def _require_one_array(self, spec: ExportSpec) -> None:
+        owner = self._session.setup.owner
+        if spec.source not in (None, spec.name):
+            raise ExportError(
+                f"The output `{spec.name}` asks for `{spec.source}`, but `{owner}.forward` returns "
+                "one array, which has no name.",
+                expected="no `source`, or that of a wire input to echo: "
+                + ", ".join(f"`{s.name}`" for s in self._inputs),
+                fix=f'write `ExportSpec("{spec.name}")`',
+            )
         names = {s.name for s in self._inputs}
         others = [s for s in self._outputs if s.source not in names and s is not spec]
         if others:
             raise ExportError(
-                f"`{self._session.setup.owner}.forward` returns one array, and "
-                f"`export_outputs` promises `{spec.name}` and `{others[0].name}`.",
+                f"`{owner}.forward` returns one array, and `export_outputs`  promises `{spec.name}` and `{others[0].name}`.",
                 expected="one output",
                 fix=f'return {{"{spec.name}": ..., "{others[0].name}": ...}} from `forward`',
             )
