@@ -62,7 +62,12 @@ EDITS = {
     ),
     "and becomes or": ("def forward(x, y): return x and y", "and", "or", "code changed"),
     "argument order": ("def forward(x, y): return g(x, y)", "g(x, y)", "g(y, x)", "code"),
-    "keyword name": ("def forward(x): return x.sum(axis=1)", "axis", "where", "('axis',) → ('where',)"),
+    "keyword name": (
+        "def forward(x): return x.sum(axis=1)",
+        "axis",
+        "where",
+        "('axis',) → ('where',)",
+    ),
     "parameter name": ("def forward(*, img): return 1", "img", "image", "code changed"),
     "parameter kind": ("def forward(x, y): return x", "x, y", "x, *, y", "code changed"),
     "attribute name": ("def forward(x): return x.mean()", "mean", "sum", "code changed"),
@@ -831,6 +836,104 @@ EDITS = {
         "return 3",
         "Config.k() in features.py line 4: constant 2 → 3",
     ),
+    "name of a global as text": (
+        "K = 2\ndef forward(x): return globals()['K']",
+        "K = 2",
+        "K = 3",
+        "global features.K: 2 → 3",
+    ),
+    "property in place of a field": (
+        """
+        import dataclasses
+        @dataclasses.dataclass
+        class Base:
+            width: int = 1
+        class Digits(Base):
+            @property
+            def width(self): return 2
+            def forward(self, x): return x * self.width
+        """,
+        "return 2",
+        "return 3",
+        "Digits.width() in features.py line 8: constant 2 → 3",
+    ),
+    "default list of a helper": (
+        "def h(x, t=[1]): return t\ndef forward(x): return h(x)",
+        "[1]",
+        "[2]",
+        "default `t` of h(): [1] → [2]",
+    ),
+    "body of a scan": (
+        """
+        import jax
+        def step(carry, x): return carry * 2, x
+        def forward(x): return jax.lax.scan(step, 0, x)
+        """,
+        "carry * 2",
+        "carry * 3",
+        "step() in features.py line 3: constant 2 → 3",
+    ),
+    "base of a class made in the hook": (
+        """
+        class Base:
+            k = 2
+        def forward(x):
+            class Inner(Base): pass
+            return Inner.k
+        """,
+        "k = 2",
+        "k = 3",
+        "class Base.k: 2 → 3",
+    ),
+    "state that a decorator counts in": (
+        """
+        def counted(f):
+            def wrapper(x):
+                wrapper.calls += 1
+                return f(x)
+            wrapper.calls = 0
+            return wrapper
+        @counted
+        def forward(x): return x
+        """,
+        "calls = 0",
+        "calls = 1",
+        "forward.calls: 0 → 1",
+    ),
+    "vectorized helper": (
+        """
+        import numpy as np, jax.numpy as jnp
+        def helper(x): return x * 2
+        both = np.vectorize(helper), jnp.vectorize(helper)
+        def forward(x): return both[1](x)
+        """,
+        "x * 2",
+        "x * 3",
+        "helper() in features.py line 3: constant 2 → 3",
+    ),
+    "checked helper": (
+        """
+        from jaxtyping import jaxtyped
+        @jaxtyped(typechecker=None)
+        def helper(x): return x * 2
+        def forward(x): return helper(x)
+        """,
+        "x * 2",
+        "x * 3",
+        "helper() in features.py line 4: constant 2 → 3",
+    ),
+    "remat of a module": (
+        """
+        from flax import nnx
+        class Net(nnx.Module):
+            def __call__(self, x): return x * 2
+        Again = nnx.remat(Net.__call__)
+        def forward(x): return Again(x)
+        """,
+        "x * 2",
+        "x * 3",
+        "Net.__call__() in features.py line 4: constant 2 → 3",
+    ),
     "async and generator": ("def forward(x): return x", "return x", "yield x", "code changed"),
     "monkeypatched library": (
         """
@@ -1158,7 +1261,17 @@ IMPORTS = [
     "import features\n    g = features\n    return g.K",
     "import features\n    return vars(features)",
     "from features import helper\n    return helper(x)",
+    "import features\n    y, m = x, features\n    return m.K",
+    "import features\n    m, y = features, x\n    return m.K",
+    "try:\n        import missing_one as m\n    except ImportError:\n"
+    "        import features as m\n    return m.K",
+    "for _ in x:\n        if x: return m.K\n        import features as m",
+    "return __import__('importlib').import_module('features').K",
 ]
+
+
+# These hand the module around, so that all of it counts.
+WHOLE = ("vars", "m, y", "y, m", "import_module")
 
 
 @pytest.mark.parametrize("body", IMPORTS)
@@ -1168,7 +1281,7 @@ def test_imports_inside_a_function_are_followed(body):
     closure = trace_closure({"forward": module.forward})
     assert closure.check() == []
     features.UNREAD = 2
-    assert ("vars" in body) == bool(closure.check())
+    assert any(mark in body for mark in WHOLE) == bool(closure.check())
     features.K = 2
 
     assert any("K: 1 → 2" in str(change) for change in closure.check())
@@ -1265,9 +1378,9 @@ def test_cycle_counts_the_same_from_wherever_it_is_entered():
     unrolled = trace_closure({"forward": sys.modules["features"].forward})
     sys.modules["features"].g = copy
     assert once.digest == unrolled.digest
-    assert trace_closure({"f": copy}).digest == trace_closure(
-        {"f": sys.modules["features"].f}
-    ).digest
+    assert (
+        trace_closure({"f": copy}).digest == trace_closure({"f": sys.modules["features"].f}).digest
+    )
 
 
 def test_long_chains_need_no_recursion():
@@ -1319,6 +1432,32 @@ def test_check_of_unchanged_code_analyses_no_code_twice(monkeypatch):
     monkeypatch.setattr(code, "_compute_facts", None)
 
     assert closure.check() == []
+
+
+def test_object_that_raises_when_looked_at_is_reported_and_counts_as_itself():
+    source = """
+    class Rude:
+        @property
+        def __dict__(self): raise RuntimeError("private")
+    X = Rude()
+    def forward(x): return X
+    """
+    closure = trace(source)
+
+    assert closure.unfingerprinted == ("global features.X (Rude)",)
+    assert closure.check() == []
+
+
+def test_long_containers_are_not_read_again_for_a_check(monkeypatch):
+    closure = trace("T = [1.5] * 10_000\nD = dict.fromkeys(T)\ndef forward(x): return T, D")
+    read = importlib.import_module("nitro._programs._fingerprint_read")
+    monkeypatch.setattr(read, "_read_sequence", None)
+    monkeypatch.setattr(read, "_read_dict", None)
+    assert closure.check() == []
+    monkeypatch.undo()
+    sys.modules["features"].T[7777] = 2.5
+
+    assert closure.check() != []
 
 
 def test_large_array_is_never_sampled(monkeypatch):

@@ -58,7 +58,7 @@ def forged(bundles, tmp_path_factory):
             (path / "nitro.json").write_text(json.dumps(index))
         return path
 
-    yield forge
+    return forge
 
 
 @pytest.fixture(autouse=True)
@@ -200,7 +200,7 @@ def test_names_that_lead_out_are_refused(copy_bundle, name):
         (lambda i: i.update(format_version=2), r"format version 2[\s\S]*as new as the bundle"),
         (lambda i: i.pop("inputs"), "`inputs` is missing"),
         (lambda i: i.update(inputs=i["inputs"] * 2), "one name twice"),
-        (lambda i: i["inputs"][0].update(token="f8"), r"inputs\[0\]\.token` is 'f8'"),
+        (lambda i: i["inputs"][0].update(dtype="f8"), r"inputs\[0\]\.dtype` is 'f8'"),
         (lambda i: i["inputs"][0].update(batch_axis0=2), "an axis from 0 to 1"),
         (lambda i: i["inputs"][0].update(shape=[-1, -1]), "-1 at the batch axis"),
         (lambda i: i["inputs"][0].update(shape=[-1, 2**60]), "differ in `inputs`"),

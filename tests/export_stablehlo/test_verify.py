@@ -109,6 +109,23 @@ def test_another_program_in_one_of_the_two_files_is_found(copy_bundle, programs,
     ]
 
 
+def test_damaged_weights_are_told_once_and_not_blamed_on_the_programs(copy_bundle):
+    path = copy_bundle("mlp", edit=lambda p: (p / "weights.safetensors").write_bytes(b"x" * 40))
+
+    violations = verify_bundle(path).violations
+
+    assert len(violations) == 1
+    assert "`weights.safetensors` claims a header" in violations[0]
+
+
+def test_a_platform_that_is_not_here_is_told(copy_bundle):
+    path = copy_bundle("mlp", edit_index=lambda index: index.update(platforms=["tpu"]))
+
+    violations = verify_bundle(path).violations
+
+    assert len([line for line in violations if "There is no device 'tpu'" in line]) == 2
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_wrong_directory_name_is_found(copy_bundle):
     path = copy_bundle("mlp")

@@ -9,8 +9,8 @@ from ._experiment import Device as Device
 from ._experiment import Experiment as Experiment
 from ._experiment import GraphConst as GraphConst
 from ._experiment import Host as Host
+from ._experiment import default_no_decay as default_no_decay
 from ._logs import JSONLinesLogger as JSONLinesLogger
-from ._optim import default_no_decay as default_no_decay
 from ._programs import cache_clear as cache_clear
 from ._programs import cache_stats as cache_stats
 from ._programs import explain_compiles as explain_compiles

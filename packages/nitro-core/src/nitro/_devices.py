@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,13 @@ import jax
 from nitro.errors import ConfigError
 
 CACHE_VARIABLE = "NITRO_CACHE_DIR"
+
+
+_CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may use: version 2, then version 1."""
 
 
 class _Default:
@@ -110,11 +118,25 @@ def _default_cache_dir() -> Path | None:
 
 
 def device_memory_bytes() -> int:
-    """The device's memory in bytes: what it reports, or the host's RAM on the CPU."""
+    """The device's memory in bytes: what it reports, or the host's RAM on the CPU.
+
+    A container has what its control group grants it.
+    """
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([ram, *_granted_bytes()])
+
+
+def _granted_bytes() -> Iterator[int]:
+    for path in _CGROUP_LIMITS:
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # "max" where there is no limit
+            yield int(text)
 
 
 def _cache_dir() -> str | None:

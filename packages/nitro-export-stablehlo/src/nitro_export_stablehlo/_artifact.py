@@ -140,7 +140,6 @@ def _diagnostics(context: Any, messages: list[str]) -> Generator[None, None, Non
 
 
 def _make_context() -> Any:
-
     context = ir.Context()
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)

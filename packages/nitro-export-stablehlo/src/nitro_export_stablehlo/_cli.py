@@ -61,11 +61,16 @@ def inspect(path: BundlePath) -> None:
 
 
 @app.command()
-def verify(path: BundlePath) -> None:
+def verify(
+    path: BundlePath,
+    timeout_s: Annotated[
+        float, typer.Option(help="How long reading and compiling all programs may take.")
+    ] = 600.0,
+) -> None:
     """Checks digests, rules, signatures and golden outputs; one line per violation."""
     from ._verify import verify_bundle
 
-    report = verify_bundle(path)
+    report = verify_bundle(path, timeout_s=timeout_s)
     for note in report.notes:
         print(f"note: {note}")
     for violation in report.violations:

@@ -88,8 +88,8 @@ class Index:
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "name": self.name,
-            "inputs": [asdict(spec) for spec in self.inputs],
-            "outputs": [asdict(spec) for spec in self.outputs],
+            "inputs": [_entry(spec) for spec in self.inputs],
+            "outputs": [_entry(spec) for spec in self.outputs],
             "batch_sizes": self.batch_sizes,
             "costs": {str(size): asdict(cost) for size, cost in self.costs.items()},
             "platforms": self.platforms,
@@ -138,6 +138,15 @@ def read_index(data: bytes) -> Index:
     return index
 
 
+def _entry(spec: IOSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "dtype": spec.token,
+        "shape": spec.shape,
+        "batch_axis0": spec.batch_axis0,
+    }
+
+
 def _batch_sizes(document: Mapping[str, Any]) -> tuple[int, ...]:
     sizes = _typed(document, "batch_sizes", list)
     whole = all(is_size(size, least=1) for size in sizes)
@@ -155,12 +164,12 @@ def _specs(document: Mapping[str, Any], key: str) -> tuple[IOSpec, ...]:
 
 
 def _spec(entry: Any, key: str) -> IOSpec:
-    if not isinstance(entry, dict) or set(entry) != {"name", "token", "shape", "batch_axis0"}:
-        _refuse(key, repr(entry), "name, token, shape and batch_axis0")
-    name, token = _typed(entry, "name", str, key), _typed(entry, "token", str, key)
+    if not isinstance(entry, dict) or set(entry) != {"name", "dtype", "shape", "batch_axis0"}:
+        _refuse(key, repr(entry), "name, dtype, shape and batch_axis0")
+    name, token = _typed(entry, "name", str, key), _typed(entry, "dtype", str, key)
     shape, batch_axis0 = _typed(entry, "shape", list, key), entry["batch_axis0"]
     if token not in BY_TOKEN:
-        _refuse(f"{key}.token", repr(token), did_you_mean(token, BY_TOKEN))
+        _refuse(f"{key}.dtype", repr(token), did_you_mean(token, BY_TOKEN))
     if batch_axis0 is not None and not (is_size(batch_axis0) and batch_axis0 < len(shape)):
         _refuse(f"{key}.batch_axis0", repr(batch_axis0), f"an axis from 0 to {len(shape) - 1}")
     for axis0, size in enumerate(shape):

@@ -13,6 +13,7 @@ from nitro.errors import BundleError, did_you_mean
 
 from ._dtypes import find_dtype, has_nan
 from ._files import FileReader
+from ._flatbuffers import require_flatbuffers
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
 from ._index import Index, read_index
@@ -20,11 +21,11 @@ from ._io_spec import IOSpec
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
 from ._plan import Planner
-from ._programs import ArrayType, Device, Programs
+from ._programs import Device, Programs, choose_device, weight_types
 from ._requests import Array, RequestReader, take_rows
 from ._vet import refuse_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
-from ._weights import TensorFile
+from ._weights import TensorFile, make_contiguous
 from ._x64 import x64_for
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
 
@@ -55,8 +56,9 @@ def load_bundle(
 
     Raises:
         BundleError: A damaged bundle, or one for another platform; names file and key.
-        MissingPackageError: `flatbuffers` is not installed (at the first prediction).
+        MissingPackageError: `flatbuffers` is not installed.
     """
+    require_flatbuffers()
     files = FileReader(Path(path))
     index = read_index(files.read(INDEX_FILE, limit_bytes=MAX_INDEX_BYTES))
     if verify_digests:
@@ -68,11 +70,13 @@ def load_bundle(
     check_agreement(manifest, index)
     stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
     order = stored.argument_order()
-    chosen = _choose_device(device, index)
+    chosen = choose_device(device, index)
     if untrusted:
         refuse_unsafe_programs(files.root, index.batch_sizes)
     weights = {name: _put(stored, name, chosen, check=verify_digests) for name in order}
-    programs = Programs(files, index, _types(stored), device=chosen, verify_digests=verify_digests)
+    programs = Programs(
+        files, index, weight_types(stored), device=chosen, verify_digests=verify_digests
+    )
     return Bundle(index, manifest, programs, weights, chosen)
 
 
@@ -110,7 +114,7 @@ class Bundle:
         self._is_wide = any(dtype.itemsize == 8 for dtype in dtypes)
         self._dtypes = dtypes
 
-    def __call__(self, **inputs: Array) -> dict[str, np.ndarray]:
+    def __call__(self, /, **inputs: Array) -> dict[str, np.ndarray]:
         """Predicts for any number of rows.
 
         A request runs as it is where its size is compiled. Otherwise it is cut into
@@ -254,17 +258,6 @@ class Bundle:
             target[(*at, slice(rows))] = host[(*at, slice(rows))]
 
 
-def make_programs(files: FileReader, index: Index) -> Programs:
-    """The programs of a bundle alone, for the platform they were lowered for.
-
-    Raises:
-        BundleError: The weights file is damaged, or there is no such platform.
-    """
-    stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
-    device = _choose_device(index.platforms[0] if index.platforms else None, index)
-    return Programs(files, index, _types(stored), device=device, verify_digests=False)
-
-
 def check_agreement(manifest: Manifest, index: Index) -> None:
     """Compares the two descriptions of one bundle.
 
@@ -289,30 +282,6 @@ def _shown(value: Any) -> str:
     return "; ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
 
 
-def _choose_device(device: Device | str | None, index: Index) -> Device:
-    try:
-        chosen = jax.devices(device)[0] if device is None or isinstance(device, str) else device
-    except RuntimeError as error:
-        raise BundleError(
-            f"There is no device {device!r}: {error}.",
-            expected=" or ".join(f'device="{platform}"' for platform in index.platforms),
-        ) from error
-    # JAX calls a platform gpu, and lowers for cuda or rocm.
-    names = {chosen.platform} | ({"cuda", "rocm"} if chosen.platform == "gpu" else set[str]())
-    if not names & set(index.platforms):
-        raise BundleError(
-            f"The bundle's programs were lowered for {', '.join(index.platforms)}, and "
-            f"{chosen} is a {chosen.platform}.",
-            expected=f"a device of platform {' or '.join(index.platforms)}",
-            fix=f'load_bundle(..., device="{index.platforms[0] if index.platforms else "cpu"}")',
-        )
-    return chosen
-
-
-def _types(stored: TensorFile) -> list[ArrayType]:
-    return [(stored.shape(name), stored.dtypes[name].numpy) for name in stored.argument_order()]
-
-
 def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.Array:
     flat = stored.flat(name)
     dtype = find_dtype(flat.dtype)
@@ -328,4 +297,7 @@ def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.A
             expected="bytes of 0 and 1",
         )
     with x64_for([dtype.numpy]):
-        return jax.device_put(np.array(stored[name], order="C", copy=None), device)
+        placed = jax.device_put(make_contiguous(stored[name]), device)
+    placed.block_until_ready()
+    stored.forget_pages()
+    return placed

@@ -13,8 +13,9 @@ import numpy as np
 from nitro.errors import BundleError
 
 from ._files import FileReader
-from ._flatbuffers import require_flatbuffers
 from ._index import Index, exported_file
+from ._weights import FILE as WEIGHTS_FILE
+from ._weights import TensorFile
 from ._x64 import x64_for
 
 Device = Any
@@ -71,7 +72,6 @@ class Programs:
             return self._compiled[size]
 
     def _compile(self, size: int) -> Program:
-        require_flatbuffers()
         file = exported_file(size)
         if self._verify_digests:
             self._files.check(file, self._index.files[file])
@@ -121,6 +121,47 @@ class Programs:
                 f"`{file}` was lowered for {', '.join(exported.platforms)}.",
                 expected=f"{', '.join(self._index.platforms)}, by `nitro.json`",
             )
+
+
+def make_programs(files: FileReader, index: Index) -> Programs:
+    """The programs of a bundle alone, for the platform they were lowered for.
+
+    Raises:
+        BundleError: The weights file is damaged, or there is no such platform.
+    """
+    stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
+    device = choose_device(index.platforms[0] if index.platforms else None, index)
+    return Programs(files, index, weight_types(stored), device=device, verify_digests=False)
+
+
+def choose_device(device: Device | str | None, index: Index) -> Device:
+    """The device that a caller asked for, or JAX's default, if the programs run there.
+
+    Raises:
+        BundleError: There is no such device, or it is of another platform.
+    """
+    try:
+        chosen = jax.devices(device)[0] if device is None or isinstance(device, str) else device
+    except RuntimeError as error:
+        raise BundleError(
+            f"There is no device {device!r}: {error}.",
+            expected=" or ".join(f'device="{platform}"' for platform in index.platforms),
+        ) from error
+    # JAX calls a platform gpu, and lowers for cuda or rocm.
+    names = {chosen.platform} | ({"cuda", "rocm"} if chosen.platform == "gpu" else set[str]())
+    if not names & set(index.platforms):
+        raise BundleError(
+            f"The bundle's programs were lowered for {', '.join(index.platforms)}, and "
+            f"{chosen} is a {chosen.platform}.",
+            expected=f"a device of platform {' or '.join(index.platforms)}",
+            fix=f'load_bundle(..., device="{index.platforms[0] if index.platforms else "cpu"}")',
+        )
+    return chosen
+
+
+def weight_types(stored: TensorFile) -> list[ArrayType]:
+    """Shape and dtype of each weight, in argument order; reads no data."""
+    return [(stored.shape(name), stored.dtypes[name].numpy) for name in stored.argument_order()]
 
 
 def read_exported(data: bytes, *, file: str) -> jax.export.Exported:

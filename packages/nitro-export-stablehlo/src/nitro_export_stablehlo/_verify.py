@@ -56,7 +56,9 @@ class Report:
         try:
             return check()
         except BundleError as error:
-            self.violations.append(one_line(error))
+            # Two checks may stumble over the same file.
+            if (line := one_line(error)) not in self.violations:
+                self.violations.append(line)
             return None
 
 
@@ -79,7 +81,12 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
     if manifest is not None:
         _check_place(report, path, manifest)
     weights = report.attempt(lambda: _weights(files))
-    unsafe = find_unsafe_programs(path, index.batch_sizes, timeout_s=timeout_s)
+    # Without the weights, no program can be told to take the right arguments.
+    unsafe = (
+        find_unsafe_programs(path, index.batch_sizes, timeout_s=timeout_s)
+        if weights is not None
+        else {}
+    )
     report.violations += [f"`{file}`: {problem}" for file, problem in unsafe.items()]
     sound = [
         size

@@ -16,9 +16,12 @@ from typing import Any
 
 from nitro.errors import BundleError
 
+from ._artifact import read_signature
+from ._files import FileReader
 from ._index import FILE, MAX_BYTES, artifact_file, exported_file, read_index
+from ._programs import make_programs
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 _MEMORY_BYTES = 32 * 2**30
 
 
@@ -71,19 +74,20 @@ def refuse_unsafe_programs(root: Path, sizes: Sequence[int]) -> None:
 
 def _run_as_child(root: Path, sizes: Sequence[int]) -> None:
     _limit_memory()
-    from ._artifact import read_signature
-    from ._files import FileReader
-    from ._loader import make_programs
-
     files = FileReader(root)
     index = read_index(files.read(FILE, limit_bytes=MAX_BYTES))
-    programs = make_programs(files, index)
 
     def report(size: int, file: str, problem: str = "", *, done: bool = False) -> None:
         print(  # noqa: T201 - the parent reads it
             json.dumps({"size": size, "file": file, "problem": problem, "done": done}), flush=True
         )
 
+    try:
+        programs = make_programs(files, index)
+    except BundleError as error:
+        for size in sizes:
+            report(size, exported_file(size), " ".join(error.problem.split()), done=True)
+        return
     for size in sizes:
         artifact = artifact_file(size)
         checks: list[tuple[str, Any]] = [

@@ -2,7 +2,7 @@
 
 from ._index import RecordEntry, read_index
 from ._policy import TopK
-from ._records import Record, RecordWriter, find_record, open_record
+from ._records import Record, RecordWriter, find_record, flat_items, open_record
 
 __all__ = [
     "Record",
@@ -10,6 +10,7 @@ __all__ = [
     "RecordWriter",
     "TopK",
     "find_record",
+    "flat_items",
     "open_record",
     "read_index",
 ]

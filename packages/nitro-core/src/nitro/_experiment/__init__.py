@@ -1,6 +1,6 @@
 """Experiments: declaration, markers, what a trace sees, routing and run options."""
 
-from ._declaration import Experiment, field_names, has_hook, require_hooks
+from ._declaration import Experiment, default_no_decay, field_names, has_hook, require_hooks
 from ._fields import NO_DEFAULT, Device, FieldInfo, GraphConst, Host, Residency
 from ._options import DRIVER_OPTIONS, UNSET, RunOptions, resolve_option, resolve_options
 from ._routing import Route, listed, read_routes
@@ -19,6 +19,7 @@ __all__ = [
     "Route",
     "RunOptions",
     "compile_view",
+    "default_no_decay",
     "field_names",
     "has_hook",
     "listed",

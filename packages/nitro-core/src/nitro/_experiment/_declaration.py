@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from nitro.errors import ExperimentError, did_you_mean
@@ -42,6 +42,8 @@ class Experiment:
 
     - `metrics(self, outputs, *, y)` returns name → `(sum, count)`, on NumPy arrays.
     - `finalize_metrics(self, reduced, split)` returns what is logged for a split.
+    - `optimizer`, `learning_rate`, `weight_decay`, `decay_anchor`, `no_decay`,
+      `param_group` and `schedules` say how weights move; each has a default, below.
     - `export_inputs(self)`, `export_outputs(self)` return lists of `ExportSpec`;
       `export_preprocess(self, *wire)` is traced into the exported program.
 
@@ -58,6 +60,7 @@ class Experiment:
         if "_nitro_is_view" in cls.__dict__:
             return
         check_body(cls)
+        _keep_hooks_from_defaults(cls)
         try:
             dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
         except (TypeError, ValueError) as error:
@@ -80,6 +83,83 @@ class Experiment:
         del split
         return reduced
 
+    # `*args, **kwargs` lets type checkers accept an override of either form.
+    def optimizer(self, group: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """Returns how the parameters of `group` are updated; by default `optax.radam`.
+
+        The simple form, `optimizer(self, group)`, runs on the host at setup and returns an
+        optax factory that takes `learning_rate`: `optax.adam`, or with other constants
+        `functools.partial(optax.adam, b1=0.8)`. Nitro adds the decay of `weight_decay`.
+
+        The full form, `optimizer(self, group, hyper)`, is traced: it returns a whole optax
+        chain, built from what `hyper` holds and from GraphConst and Device fields. Nitro
+        adds nothing to it. `hyper` has
+
+        - `learning_rate`: the group's rate at this step, traced;
+        - `weight_decay`: the group's decay already times that rate, traced;
+        - `anchor`: what the weights decay toward, by parameter name; None for zero;
+        - `no_decay`: whether each parameter is left out of decay, by name; static;
+        - `decay()`: a transformation that applies the three, to end the chain with.
+        """
+        del group, args, kwargs
+        import optax  # a second of import that an export or a listing need not pay
+
+        return optax.radam
+
+    def learning_rate(self, group: str | None = None) -> float:
+        """Returns the base rate, for None, or the constant rate of one group; 1e-3.
+
+        A schedule of the rate moves all groups: each keeps its ratio to the base rate.
+        A field of this name does as well: `learning_rate: float = 1e-3`.
+        """
+        del group
+        return 1e-3
+
+    def weight_decay(self, group: str) -> float:
+        """Returns the decoupled weight decay of a group; 0.
+
+        Each step takes `rate * weight_decay * (weight - anchor)` off the updated weight. A
+        field of this name does as well.
+        """
+        del group
+        return 0.0
+
+    def decay_anchor(self, group: str) -> Any:
+        """Returns what the weights of a group decay toward; `"zero"`.
+
+        `"init"` is the weights as `build_model` made them, before any record is read
+        (L2-SP). A tree of arrays is matched to the parameters by dotted name.
+
+        References:
+            Li et al., "Explicit inductive bias for transfer learning with convolutional
+            networks", 2018, https://arxiv.org/abs/1802.01483 (L2-SP).
+        """
+        del group
+        return "zero"
+
+    def no_decay(self, path: str, leaf: Any) -> bool:
+        """Returns whether a parameter is left out of decay; `default_no_decay`.
+
+        To extend it: `return nitro.default_no_decay(path, leaf) or "embed" in path`.
+        """
+        return default_no_decay(path, leaf)
+
+    def param_group(self, path: str) -> str:
+        """Returns the group of the parameter with this dotted name; `"default"`."""
+        del path
+        return "default"
+
+    def schedules(self) -> Mapping[str, Any]:
+        """Returns what changes with the step, by key; `{}`.
+
+        A key is `learning_rate`, `weight_decay`, `opt.<group>.learning_rate` or a Device
+        field. A value is a number, or a factory that gets the number of optimizer steps
+        and returns a function of the step, counted from 0 as optax does:
+        `{"learning_rate": lambda total: optax.cosine_decay_schedule(1e-3, total)}`. Each
+        is evaluated once, at setup, for all steps.
+        """
+        return {}
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields())
         return f"{type(self).__name__}({shown})"
@@ -88,6 +168,17 @@ class Experiment:
         """A copy with some fields changed, checked as at construction."""
         values = {name: getattr(self, name) for name in self.fields()}
         return type(self)(**{**values, **changes})
+
+
+def default_no_decay(path: str, leaf: Any) -> bool:
+    """Whether a parameter is left out of weight decay: biases and scales, that is 1-D leaves.
+
+    Args:
+        path: The parameter's dotted name.
+        leaf: The parameter, or its shape and dtype.
+    """
+    del path
+    return len(leaf.shape) <= 1
 
 
 def field_names(experiment: Experiment | type[Experiment], residency: Residency) -> list[str]:
@@ -126,6 +217,14 @@ def require_hooks(experiment: object) -> None:
             expected="the four required hooks: " + ", ".join(REQUIRED_HOOKS),
             fix=f"add `def {missing[0]}: ...` to the class",
         )
+
+
+def _keep_hooks_from_defaults(cls: type[Experiment]) -> None:
+    # `learning_rate: float` alone is a required field; `dataclass` would find the hook of that
+    # name in the base class and take it for the default.
+    for name in cls.__dict__.get("__annotations__", {}):
+        if name not in vars(cls) and callable(getattr(Experiment, name, None)):
+            setattr(cls, name, dataclasses.field())
 
 
 def _listed(names: list[str]) -> str:

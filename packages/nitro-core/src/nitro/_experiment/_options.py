@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nitro.errors import ConfigError
 
@@ -32,9 +35,13 @@ class RunOptions:
         run_dir: Where the log and the records go.
         max_epochs: How many epochs `train` runs to.
         accum: Micro-batches folded into one optimizer step.
+        gradient_clip_norm: The largest norm of all gradients together; 0 clips nothing.
         check_divergence: Whether a non-finite loss stops the run.
         steps_per_call: Optimizer steps in one call of the compiled program; None chooses.
         progress: Whether to draw a progress bar; None decides by the terminal.
+        max_constant_bytes: The bytes of arrays that a program may hold; None for any.
+        slow_compile_s: A compile that takes longer, in seconds, is reported.
+        memory_limit_bytes: The memory of a device; None asks the device.
         sources: Where each option came from: "keyword", "experiment" or "default".
     """
 
@@ -42,9 +49,13 @@ class RunOptions:
     run_dir: Path
     max_epochs: int
     accum: int
+    gradient_clip_norm: float
     check_divergence: bool
     steps_per_call: int | None
     progress: bool | None
+    max_constant_bytes: int | None
+    slow_compile_s: float
+    memory_limit_bytes: int | None
     sources: Mapping[str, str]
 
 
@@ -104,6 +115,10 @@ def _positive_int_or_none(name: str, value: Any) -> int | None:
     return None if value is None else _int_from(name, value, 1)
 
 
+def _any_int_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _int_from(name, value, 0)
+
+
 def _any_int(name: str, value: Any) -> int:
     return _int_from(name, value, 0)
 
@@ -124,6 +139,22 @@ def _a_bool_or_none(name: str, value: Any) -> bool | None:
     return None if value is None else _a_bool(name, value)
 
 
+def _a_duration(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ConfigError(f"`{name}` is {value!r}.", expected="seconds: a number of at least 0")
+    return float(value)
+
+
+def _a_norm(name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise ConfigError(
+            f"`{name}` is {value!r} ({type(value).__name__}).",
+            expected="a finite number of at least 0, on the host; 0 clips nothing",
+        )
+    return float(value)
+
+
 def _a_path(name: str, value: Any) -> Path | None:
     if value is not None and not isinstance(value, str | Path):
         raise ConfigError(f"`{name}` is {value!r}.", expected="a path")
@@ -135,13 +166,17 @@ _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
     "run_dir": (None, _a_path),
     "max_epochs": (1, _positive_int),
     "accum": (1, _positive_int),
+    "gradient_clip_norm": (0.0, _a_norm),
     "check_divergence": (True, _a_bool),
     "steps_per_call": (None, _positive_int_or_none),
     "progress": (None, _a_bool_or_none),
+    "max_constant_bytes": (2**20, _any_int_or_none),
+    "slow_compile_s": (30.0, _a_duration),
+    "memory_limit_bytes": (None, _positive_int_or_none),
 }
 
 DRIVER_OPTIONS = (
-    *(name for name in _OPTIONS if name != "accum"),
+    *(name for name in _OPTIONS if name not in ("accum", "gradient_clip_norm")),
     "n_devices",
     "logger",
     "checkpointer",

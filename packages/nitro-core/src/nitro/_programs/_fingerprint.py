@@ -29,7 +29,6 @@ Decisions worth knowing:
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from typing import Final, Literal
 
 from ._fingerprint_code import CodeFacts
 from ._fingerprint_names import Owner, Part
+from ._fingerprint_origin import definition_name, find_definition
 from ._fingerprint_values import ABSENT, describe, digest_of, encode_atom
 from ._fingerprint_walk import Node, is_current, label_of, own_digest, walk
 
@@ -261,14 +261,9 @@ def _class_member(owner: type, name: str) -> object:
 
 def _by_name(value: object) -> object:
     """Looks a function or class up under the name that it was defined by."""
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return ABSENT
-    found: object = sys.modules.get(module, ABSENT)
-    for step in name.split("."):
-        found = getattr(found, "__dict__", {}).get(step, ABSENT)
-    return found
+    named = definition_name(value)
+    found = None if named is None else find_definition(*named)
+    return ABSENT if found is None else found
 
 
 # Entries and their differences ------------------------------------------------------------

@@ -412,12 +412,14 @@ def _follow_chains(
     found: list[Reference] = []
     chains: set[Reference] = set()
     imported = _Import("", is_from=False)
+    is_importing = False
     for index, operation in enumerate(operations):
         if chains and operation.name in ("LOAD_ATTR", "LOAD_METHOD"):
             chains = {_longer(chain, operation.argument) for chain in chains}
             continue
-        if chains and operation.name in ("SWAP", "POP_TOP") and imported.is_open(chains):
+        if is_importing and operation.name in ("SWAP", "POP_TOP"):
             continue  # `import a.b.c as d` walks down from `a`
+        is_importing = operation.name in ("IMPORT_NAME", "IMPORT_FROM")
         if operation.name == "IMPORT_FROM":
             chains = {imported.member(operation.argument)}
             continue
@@ -464,10 +466,6 @@ class _Import:
         if not self.is_from:
             self.reference = reached
         return reached
-
-    def is_open(self, chains: set[Reference]) -> bool:
-        """Tells whether the statement still has to store what it reached."""
-        return not self.is_from and chains == {self.reference}
 
 
 def _start(

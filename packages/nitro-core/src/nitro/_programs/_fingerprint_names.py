@@ -18,6 +18,10 @@ from ._fingerprint_values import ABSENT, is_atom
 
 PARENT: Final = "\0"
 
+_METHODS: Final = (
+    *(types.FunctionType, property, classmethod, staticmethod),
+    functools.cached_property,
+)
 # Special methods that the class statement calls or a decorator writes, and that no
 # operator on `self` inside a hook reaches.
 _MADE_BY_CLASS: Final = frozenset(
@@ -125,13 +129,14 @@ class Owner:
 
     def definitions(self, name: str, *, uses_super: bool) -> Iterator[Part]:
         """Finds what the owner calls `name`: the first definition, or all for `super()`."""
-        if name in self._fields:
-            return
         for cls in self.classes:
-            if name in vars(cls):
+            if name not in vars(cls):
+                continue
+            # What stands under a field's name is its default, unless a class derives it.
+            if name not in self._fields or isinstance(vars(cls)[name], _METHODS):
                 yield _member(cls, name)
-                if not uses_super:
-                    return
+            if not uses_super:
+                return
 
     def operators(self) -> Iterator[Part]:
         """Finds the special methods, which operators call without naming them."""

@@ -35,10 +35,12 @@ class LibraryName:
         return library_version(self.path.partition(".")[0])
 
 
-def is_library_module(name: str | None) -> bool:
+def is_library_module(name: object) -> bool:
     """Tells whether a module is library code. An unknown module is the user's."""
     if not name or name == "__main__":
         return False
+    if not isinstance(name, str):
+        return True  # the `__module__` of a type that Cython made is a descriptor
     top = name.partition(".")[0]
     module = sys.modules.get(name) or sys.modules.get(top)
     if top == "nitro" or (top.startswith("nitro_export_") and hasattr(module, "__path__")):
@@ -74,23 +76,35 @@ def is_library_function(function: types.FunctionType) -> bool:
     return is_library_file(file)
 
 
-def library_name(value: object) -> str:
-    """Returns the dotted name under which a library offers this very object, or ""."""
+def definition_name(value: object) -> tuple[str, str] | None:
+    """Returns the module and qualified name of a function, a class or a library's wrapper.
+
+    An object of a user's class has none, so that its `__getattr__` does not run.
+    """
     is_definition = isinstance(value, types.FunctionType | type)
     if not is_definition and not is_library_module(type(value).__module__):
-        return ""  # an object of the user's class, whose `__getattr__` must not run
+        return None
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        return ""
-    if not is_library_module(module):
-        return ""
-    if isinstance(value, types.FunctionType) and not is_library_function(value):
-        return ""
+    return (module, name) if isinstance(module, str) and isinstance(name, str) else None
+
+
+def find_definition(module: str, name: str) -> object:
+    """Looks up what stands under a qualified name now; None if there is nothing."""
     found: object = sys.modules.get(module)
     for step in name.split("."):
         found = getattr(found, "__dict__", {}).get(step)
-    return f"{module}.{name}" if found is value else ""
+    return found
+
+
+def library_name(value: object) -> str:
+    """Returns the dotted name under which a library offers this very object, or ""."""
+    named = definition_name(value)
+    if named is None or not is_library_module(named[0]):
+        return ""
+    if isinstance(value, types.FunctionType) and not is_library_function(value):
+        return ""
+    return ".".join(named) if find_definition(*named) is value else ""
 
 
 @functools.cache

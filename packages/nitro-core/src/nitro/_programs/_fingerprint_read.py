@@ -64,6 +64,7 @@ _CLASS_CLUTTER: Final = frozenset(
         "__parameters__",
     ]
 )
+_SLOTS: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _WRAPPER_CLUTTER: Final = frozenset(
     {"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"}
 )
@@ -79,6 +80,13 @@ _tokens: Final = IdentityMemo[bytes]()
 
 def read(value: object, owner: Owner) -> Reading:
     """Takes one object apart, in the eyes of the hooks of `owner`."""
+    try:
+        return _read(value, owner)
+    except Exception as error:  # noqa: BLE001 - an object of the user's may raise on any access
+        return _opaque(value, f"reading it raised {type(error).__name__}: {error}")
+
+
+def _read(value: object, owner: Owner) -> Reading:
     if isinstance(value, LibraryName):
         return _library(value.path)
     if owner.covers(value):
@@ -277,11 +285,10 @@ def _read_class(cls: type) -> Reading:
 
 
 def _class_members(cls: type) -> list[Part]:
-    skipped = types.GetSetDescriptorType | types.MemberDescriptorType
     return [
         Part(f".{name}", value)
         for name, value in sorted(vars(cls).items())
-        if name not in _CLASS_CLUTTER and not isinstance(value, skipped)
+        if name not in _CLASS_CLUTTER and not isinstance(value, _SLOTS)
     ]
 
 
@@ -358,11 +365,11 @@ def _read_jax(value: jax.Array) -> Reading:
         return _opaque(value, str(error))
 
 
-def _read_device(value: jax.Device) -> Reading:
+def _read_device(value: Any) -> Reading:
     return Reading("device", f"{value.platform} {value.id}".encode())
 
 
-def _read_weak(value: weakref.ref[Any]) -> Reading:
+def _read_weak(value: Callable[[], object]) -> Reading:
     return Reading("weak reference", parts=tuple(_named("referent of", value())))
 
 
@@ -412,11 +419,11 @@ _PAYLOADS: Final[dict[type, Callable[[Any], object]]] = {
     dict: lambda value: dict(dict.items(value)),
     set: lambda value: set(set.__iter__(value)),
     frozenset: lambda value: set(frozenset.__iter__(value)),
-    str: lambda value: str.__str__(value),
-    bytes: lambda value: bytes(value),
-    int: lambda value: int.__int__(value),
-    float: lambda value: float.__float__(value),
-    complex: lambda value: complex.__complex__(value),
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
     BaseException: lambda value: value.args,
 }
 
@@ -432,7 +439,7 @@ def _author_of_reduce(cls: type) -> type:
 def _reduce(value: object) -> list[Part]:
     """Takes an object apart as pickle would, without writing anything."""
     special = copyreg.dispatch_table.get(type(value))
-    reduced = special(value) if special else value.__reduce_ex__(2)
+    reduced: Any = special(value) if special else value.__reduce_ex__(2)
     if isinstance(reduced, str):
         return [Part("name", reduced)]
     make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]

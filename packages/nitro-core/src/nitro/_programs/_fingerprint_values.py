@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import itertools
 import struct
 import types
 import weakref
@@ -18,8 +19,12 @@ from pathlib import PurePath
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.core import Tracer
+
+from ._fingerprint_origin import definition_name
 
 # A NumPy array up to this size keeps a private copy, so that a re-check compares bytes
 # (13 GB/s); a larger one is hashed again (1.6 GB/s) rather than held twice in memory.
@@ -139,7 +144,7 @@ def numpy_digest(array: npt.NDArray[Any]) -> bytes:
     # `bytearray == array` is one memcmp.
     if known is not None and known.layout == layout and known.content == content:
         return known.digest
-    digest = digest_of(repr(layout).encode(), hashlib.sha256(content).digest())
+    digest = digest_of(repr(layout).encode(), hashlib.sha256(content.data).digest())
     if content.nbytes <= COPY_LIMIT_BYTES:
         _hashed_arrays.put(array, _HashedArray(layout, digest, bytearray(content)))
     return digest
@@ -154,12 +159,12 @@ def jax_digest(array: jax.Array) -> bytes:
     known = _hashed_arrays.get(array)
     if known is not None:
         return known.digest
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         raise ValueError("a tracer has no value")
     if array.is_deleted() or not array.is_fully_addressable:
         raise ValueError("a deleted or remote array cannot be read")
     kind = str(array.dtype).encode()
-    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
     host = np.asarray(jax.random.key_data(array) if is_key else array)
     digest = digest_of(b"jax", kind, numpy_digest(host))
     return _hashed_arrays.put(array, _HashedArray((), digest, None)).digest
@@ -184,7 +189,10 @@ def describe(value: object) -> str:
     Arrays read `float32[3,4]`. No code of the user runs: an object is described by its
     class and attributes, never by its own `__repr__`.
     """
-    return shorten(_describe(value, depth=2))
+    try:
+        return shorten(_describe(value, depth=2))
+    except Exception:  # noqa: BLE001 - a property of the user's may raise anything
+        return type(value).__qualname__
 
 
 def shorten(text: str) -> str:
@@ -208,9 +216,9 @@ def _describe(value: object, *, depth: int) -> str:
     if isinstance(value, list | tuple | set | frozenset | dict):
         items = cast("list[object]", value)
         return _describe_container(items, depth=depth)
-    name = getattr(value, "__qualname__", None)
-    if isinstance(name, str):
-        return f"{name.replace('<locals>.', '')}()"
+    named = definition_name(value)
+    if named is not None and callable(value):
+        return f"{named[1].replace('<locals>.', '')}()"
     return _describe_object(value, depth=depth)
 
 
@@ -240,11 +248,11 @@ def _describe_container(value: object, *, depth: int) -> str:
     if depth == 0:
         return f"{type(value).__name__} of {size}"
     if isinstance(value, dict):
-        pairs = list(cast("dict[object, object]", value).items())[:_ITEM_LIMIT]
+        pairs = itertools.islice(cast("dict[object, object]", value).items(), _ITEM_LIMIT)
         shown = [f"{_describe(k, depth=0)}: {_describe(v, depth=depth - 1)}" for k, v in pairs]
     else:
         items = cast("list[object]", value)
-        shown = [_describe(item, depth=depth - 1) for item in list(items)[:_ITEM_LIMIT]]
+        shown = [_describe(item, depth=depth - 1) for item in itertools.islice(items, _ITEM_LIMIT)]
     # The order of a set differs from process to process.
     shown = sorted(shown) if isinstance(value, set | frozenset) else shown
     if size > _ITEM_LIMIT:
@@ -255,6 +263,7 @@ def _describe_container(value: object, *, depth: int) -> str:
 
 
 def _brackets(value: object) -> tuple[str, str]:
+    plain: dict[type, tuple[str, str]]
     plain = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), dict: ("{", "}")}
     return plain.get(type(value)) or (f"{type(value).__name__}(", ")")
 

@@ -9,9 +9,11 @@ partition refinement, as in the minimisation of a finite automaton.
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final, cast
 
 from ._fingerprint_names import PARENT, Owner, Part, Reading
 from ._fingerprint_origin import LibraryName
@@ -19,7 +21,7 @@ from ._fingerprint_read import read
 from ._fingerprint_values import digest_of, encode_atom, framed, is_atom
 
 # How deep containers made afresh by each reading are compared before giving up.
-_SAME_DEPTH = 6
+_SAME_DEPTH: Final = 6
 
 
 @dataclass(eq=False)
@@ -31,6 +33,7 @@ class Node:
         reading: What it was when it was read.
         label: Its name for a person, different from that of every other node.
         short: Its name inside the labels of its parts.
+        items: What it held if it is a builtin container, None otherwise.
         children: For each part the node it refers to, None for an atom.
         digest: Hash of all that can be reached from it.
     """
@@ -39,6 +42,7 @@ class Node:
     reading: Reading
     label: str
     short: str
+    items: tuple[object, ...] | None = None
     children: list[Node | None] = field(default_factory=list["Node | None"])
     digest: bytes = b""
 
@@ -73,7 +77,25 @@ def label_of(part: Part, parent: Node) -> str:
 
 def is_current(graph: list[Node], owner: Owner) -> bool:
     """Reads every object again, and tells whether all that it rests on is unmoved."""
-    return all(_same_reading(node.reading, read(node.value, owner)) for node in graph[1:])
+    return all(_is_unmoved(node, owner) for node in graph[1:])
+
+
+def _is_unmoved(node: Node, owner: Owner) -> bool:
+    if node.items is None:
+        return _same_reading(node.reading, read(node.value, owner))
+    # A container that holds the same objects as before needs no reading: they are either
+    # atoms, or nodes of their own.
+    items = _items_of(node.value) or ()
+    return len(items) == len(node.items) and all(map(operator.is_, items, node.items))
+
+
+def _items_of(value: object) -> tuple[object, ...] | None:
+    if type(value) is list or type(value) is tuple:
+        return tuple(cast("list[object]", value))
+    if type(value) is dict:
+        pairs = cast("dict[object, object]", value)
+        return (*pairs, *pairs.values())
+    return None
 
 
 def own_digest(node: Node) -> bytes:
@@ -96,7 +118,7 @@ def _make_node(part: Part, parent: Node, owner: Owner, labels: set[str]) -> Node
         count += 1
         unique = f"{label} #{count}"
     labels.add(unique)
-    return Node(part.value, reading, unique, short)
+    return Node(part.value, reading, unique, short, _items_of(part.value))
 
 
 # Hashing ----------------------------------------------------------------------------------

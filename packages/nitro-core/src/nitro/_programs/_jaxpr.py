@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -12,13 +12,38 @@ import jax.extend
 
 def equations(jaxpr: Any) -> Iterator[Any]:
     """Every equation of a jaxpr, those of inner jaxprs (loops, calls, branches) included."""
-    inner = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
-    for equation in inner.eqns:
-        yield equation
-        for parameter in equation.params.values():
-            for nested in jax.tree.leaves(parameter, is_leaf=_is_jaxpr):
-                if _is_jaxpr(nested):
-                    yield from equations(nested)
+    for inner in jaxprs(jaxpr):
+        yield from inner.jaxpr.eqns
+
+
+class InnerJaxpr(NamedTuple):
+    """A jaxpr, or one inside it.
+
+    Attributes:
+        jaxpr: The jaxpr, open.
+        arrays: The arrays that it holds, one for each of its constant variables.
+        calls: The equations that it is the body of, innermost first.
+    """
+
+    jaxpr: Any
+    arrays: Sequence[Any]
+    calls: tuple[Any, ...]
+
+
+def jaxprs(jaxpr: Any, calls: tuple[Any, ...] = ()) -> Iterator[InnerJaxpr]:
+    """A jaxpr and all inner ones."""
+    is_closed = hasattr(jaxpr, "jaxpr")
+    opened, arrays = (jaxpr.jaxpr, jaxpr.consts) if is_closed else (jaxpr, ())
+    yield InnerJaxpr(opened, arrays, calls)
+    for equation in opened.eqns:
+        for body in bodies(equation):
+            yield from jaxprs(body, (equation, *calls))
+
+
+def bodies(equation: Any) -> list[Any]:
+    """The jaxprs inside a loop, call or branch."""
+    parameters = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr)
+    return [parameter for parameter in parameters if _is_jaxpr(parameter)]
 
 
 def primitives(jaxpr: Any) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from nitro._experiment import Residency, field_names
 from nitro._optim import Optimizer
 from nitro._state import TrainState
 
+from ._constants import TracedCode, check_constants
 from ._fingerprint import Closure, describe, trace_closure, value_digest
 from ._hooks import TracedHooks
 from ._key import KeyPart, abstract_arguments
@@ -45,6 +47,8 @@ class RunPrograms:
         hooks: The traced hooks.
         optimizer: The optimizer; None on an evaluation handle.
         compile_options: Options for XLA, for every program.
+        max_constant_bytes: The bytes of arrays that a program may hold.
+        slow_compile_s: A compile that takes longer is reported.
     """
 
     def __init__(
@@ -53,10 +57,14 @@ class RunPrograms:
         *,
         optimizer: Optimizer | None,
         compile_options: Mapping[str, Any],
+        max_constant_bytes: float,
+        slow_compile_s: float,
     ) -> None:
         self.hooks = hooks
         self._optimizer = optimizer
         self._compile_options = compile_options
+        self._max_constant_bytes = max_constant_bytes
+        self._slow_compile_s = slow_compile_s
         self._held: dict[Any, Program] = {}
         self._graph = self._graph_parts()
         roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
@@ -162,9 +170,43 @@ class RunPrograms:
                 arguments=abstract_arguments(arguments),
                 donate=donate,
                 compile_options=self._compile_options,
+                check=partial(self._check_constants, role),
+                slow_compile_s=self._slow_compile_s,
             )
-            self._held[held] = store.get(request)
+            self._held[held] = self._checked(store.get(request), request)
         return self._held[held]
+
+    def _checked(self, program: Program, request: ProgramRequest) -> Program:
+        """Checks a program that may have been compiled for a handle that allows more."""
+        if program.facts.constant_bytes > self._max_constant_bytes:
+            request.check(jax.make_jaxpr(request.make(set()))(*request.arguments))
+        return program
+
+    def _check_constants(self, role: str, jaxpr: Any) -> None:
+        self.check_constants(jaxpr, role=role, roots=self._roots(role), baked={})
+
+    def check_constants(
+        self, jaxpr: Any, *, role: str, roots: Mapping[str, Any], baked: Mapping[str, Any]
+    ) -> None:
+        """Refuses a traced program that would hold large constants.
+
+        Args:
+            jaxpr: The traced program.
+            role: Its name, for messages.
+            roots: The hooks that it traces, and what else it starts from, by name.
+            baked: What it holds by design besides the structural fields, by name.
+
+        Raises:
+            ProgramError: Names each large constant, its hook, and what it came through.
+        """
+        owner = type(self.hooks.experiment)
+        names = field_names(self.hooks.experiment, Residency.GRAPH_CONST)
+        fields = {
+            f"GraphConst field {owner.__name__}.{name}": getattr(self.hooks.experiment, name)
+            for name in names
+        }
+        code = TracedCode(owner=owner, roots=roots, baked={**fields, **baked})
+        check_constants(jaxpr, code, role=role, limit_bytes=self._max_constant_bytes)
 
     def _current_code(self, role: str) -> dict[str, KeyPart]:
         """The code as it is now, which is what a trace would see."""
@@ -178,13 +220,16 @@ class RunPrograms:
         }
 
     def _trace_code(self, role: str) -> Closure:
+        return trace_closure(self._roots(role), owner=type(self.hooks.experiment))
+
+    def _roots(self, role: str) -> dict[str, Any]:
         cls = type(self.hooks.experiment)
         roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in _HOOKS_OF[role]}
         if role == "train step" and self._optimizer is not None:
             roots |= self._optimizer.code()
         if role != "loss":
             roots["model"] = self._in_mode(role)[1]
-        return trace_closure(roots, owner=cls)
+        return roots
 
     def _in_mode(self, role: str) -> tuple[Any, Any]:
         layout = self.hooks.layout

@@ -14,8 +14,10 @@ import jax
 from nitro._trees import describe_array, named_leaves
 from nitro.errors import ProgramError
 
+from ._facts import TraceFacts, facts_of
 from ._key import KeyPart, ProgramKey, base_digest
 from ._persistent import watch_cache
+from ._slow_compile import warn_if_slow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,9 @@ class ProgramRequest:
         make: Called with a set that collects the structural fields which the trace
             reads; returns the function to compile.
         arguments: The abstract positional arguments.
+        check: Called with the jaxpr before it is lowered; raises where it must not be
+            compiled.
+        slow_compile_s: A program that takes longer than this is reported.
         donate: Which arguments the program may overwrite.
         compile_options: Options for XLA.
     """
@@ -41,6 +46,8 @@ class ProgramRequest:
     graph: Mapping[str, KeyPart]
     make: Callable[[set[str]], Callable[..., Any]]
     arguments: Sequence[Any]
+    check: Callable[[Any], None]
+    slow_compile_s: float
     donate: tuple[int, ...] = ()
     compile_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,16 +55,24 @@ class ProgramRequest:
 class Program:
     """One compiled program: call it with arguments of exactly the compiled shapes."""
 
-    def __init__(self, key: ProgramKey, compiled: Any, arguments: Any, seconds: float) -> None:
+    def __init__(
+        self, key: ProgramKey, compiled: Any, arguments: Any, seconds: float, facts: TraceFacts
+    ) -> None:
         self.key = key
         self.compiled = compiled
         self.arguments = arguments
         self.seconds = seconds
+        self.facts = facts
 
     @property
     def shapes(self) -> list[tuple[Any, ...]]:
         """The shapes of all argument leaves."""
         return [leaf.shape for leaf in jax.tree.leaves(self.arguments)]
+
+    @property
+    def outputs(self) -> Any:
+        """The shapes and dtypes of what it returns."""
+        return self.compiled.out_info
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the program; donated arguments are gone afterwards.
@@ -150,6 +165,7 @@ class Store:
         reads: set[str] = set()
         jitted = jax.jit(request.make(reads), donate_argnums=request.donate, keep_unused=True)
         traced = jitted.trace(*request.arguments)
+        request.check(traced.jaxpr)
         with watch_cache() as cache_use:
             compiled = _compile(traced.lower(), request)
         key = ProgramKey(
@@ -161,12 +177,15 @@ class Store:
             options=request.compile_options,
         )
         seconds = time.perf_counter() - started
-        program = Program(key, compiled, request.arguments, seconds)
+        facts = facts_of(traced.jaxpr)
+        program = Program(key, compiled, request.arguments, seconds, facts)
         with self._lock:
             self._programs.setdefault(base, []).append(program)
             self._in_order.append(program)
             self._counts["persistent_hits"] += cache_use.hits
             self._counts["persistent_misses"] += cache_use.misses
+        name = f"{request.role} program of `{request.owner}`"
+        warn_if_slow(name, traced.jaxpr, seconds=seconds, limit_s=request.slow_compile_s)
         return program
 
 

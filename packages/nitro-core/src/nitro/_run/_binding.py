@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from nitro._programs import MemoryPlan
 from nitro.data import ArrayLoader
 
 from ._setup import Setup
 
 
-def binding_report(setup: Setup) -> str:
-    """Lists options with their sources, splits, hooks and where the weights came from."""
+def binding_report(setup: Setup, memory: MemoryPlan | None) -> str:
+    """Lists options with their sources, splits, hooks, the memory plan, the weights' origin."""
     lines = [f"{setup.owner}: weights {setup.origin}"]
     for name, source in setup.options.sources.items():
         lines.append(f"  {name} = {getattr(setup.options, name)} ({source})")
@@ -18,6 +19,8 @@ def binding_report(setup: Setup) -> str:
     for route in setup.hooks.routes.values():
         fields = ", ".join(route.required + tuple(f"{n} (optional)" for n in route.optional))
         lines.append(f"  {route.hook}: {fields or 'no fields'}{' and all' * route.takes_all}")
+    if memory is not None:
+        lines += [f"  {line}" for line in str(memory).splitlines()]
     return "\n".join(lines + setup.notes)
 
 

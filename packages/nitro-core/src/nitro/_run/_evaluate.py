@@ -29,19 +29,24 @@ class Evaluator:
         self._width: int | None = _eval_width(setup)
 
     def warm_up(self, state: TrainState, device: Flat) -> None:
-        """Compiles what validation needs, so that nothing compiles once training runs."""
+        """Compiles what validation needs, so that nothing compiles once training runs.
+
+        Runs nothing: the memory plan is checked first.
+        """
         source = self._setup.splits.get("val")
         if source is None:
             return
         batch = self._setup.first["val"]
-        outputs = self.outputs(state, device, batch, where="the first batch of `val`")
+        fields, rows = self._forward_fields(batch, where="the first batch of `val`")
+        fields = jax.tree.map(np.asarray, fields)
+        programs = self._setup.programs
+        outputs = programs.forward(state.params, state.model_state, device, fields).outputs
+        self._check_batched(outputs)
         if self._falls_back:
-            fields = self._loss_fields(batch)
-            width = jax.tree.leaves(outputs)[0].shape[0]
-            ragged = getattr(source, "num_samples", 0) % width
-            for rows in {width, ragged} - {0}:
-                head = jax.tree.map(lambda leaf: leaf[:rows], (outputs, fields))  # noqa: B023 - used at once
-                self._loss(device, *head)
+            traced = (outputs, self._loss_fields(batch))
+            ragged = getattr(source, "num_samples", 0) % rows
+            for count in {rows, ragged} - {0}:
+                programs.loss(device, *_with_rows(traced, count))
 
     @property
     def _falls_back(self) -> bool:
@@ -77,11 +82,7 @@ class Evaluator:
 
     def outputs(self, state: TrainState, device: Flat, batch: Batch, *, where: str) -> Any:
         """`forward`'s outputs for all rows of a batch, as NumPy arrays."""
-        names = self._setup.hooks.routes["forward"].names(batch)
-        fields = routed_fields(batch, names, where=where)
-        rows = num_rows(fields, where=where)
-        if rows == 0:
-            raise DataError(f"There are no rows in {where}.", expected="at least one")
+        fields, rows = self._forward_fields(batch, where=where)
         self._width = self._width or rows
         pieces = [
             self._piece(state, device, piece, real)
@@ -91,6 +92,15 @@ class Evaluator:
             return pieces[0]
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
 
+    def _forward_fields(self, batch: Batch, *, where: str) -> tuple[Flat, int]:
+        """The fields that `forward` wants, and how many rows they have."""
+        names = self._setup.hooks.routes["forward"].names(batch)
+        fields = routed_fields(batch, names, where=where)
+        rows = num_rows(fields, where=where)
+        if rows == 0:
+            raise DataError(f"There are no rows in {where}.", expected="at least one")
+        return fields, rows
+
     def _piece(self, state: TrainState, device: Flat, piece: Flat, real: int) -> Any:
         arguments = (state.params, state.model_state, device, piece)
         outputs = jax.device_get(self._setup.programs.forward(*arguments)(*arguments))
@@ -99,7 +109,10 @@ class Evaluator:
 
     def _check_batched(self, outputs: Any) -> None:
         hook = self._setup.hooks.routes["forward"].hook
-        for name, leaf in named_leaves(outputs).items():
+        leaves = named_leaves(outputs)
+        if not leaves:
+            raise HookError(f"`{hook}` returned no arrays.", expected="at least one output")
+        for name, leaf in leaves.items():
             if leaf.ndim == 0 or leaf.shape[0] != self._width:
                 raise HookError(
                     f"`{hook}` returned {f'`{name}` ' if name else ''}of shape {leaf.shape} for a "
@@ -110,7 +123,7 @@ class Evaluator:
 
     def _loss_fields(self, batch: Batch) -> Flat:
         names = self._setup.hooks.routes["loss"].names(batch)
-        return jax.tree.map(np.asarray, routed_fields(batch, names, where="the batch"))
+        return routed_fields(batch, names, where="the batch")
 
     def _loss(self, device: Flat, outputs: Any, fields: Flat) -> float:
         arguments = (device, outputs, fields)
@@ -132,6 +145,13 @@ class Evaluator:
                 fix=f"rename it, for example to `val_{clash[0]}`",
             )
         return result
+
+
+def _with_rows(tree: Any, rows: int) -> Any:
+    """The shapes of the first rows."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), tree
+    )
 
 
 def _eval_width(setup: Setup) -> int | None:

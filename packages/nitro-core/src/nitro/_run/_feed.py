@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -23,7 +24,10 @@ class Feed(Protocol):
     """Where the step program's batches come from."""
 
     data: Flat
-    """What lies on the device for the whole run, by field."""
+    """What lies on the device for the whole run, by field; placed when it is first read."""
+
+    data_shapes: Flat
+    """The shapes and dtypes of `data`, which are known before anything is placed."""
 
     bytes_per_micro_batch: int
     """What crosses to the device for one micro-batch."""
@@ -59,9 +63,20 @@ class DeviceFeed:
 
     def __init__(self, source: ArrayLoader, names: tuple[str, ...]) -> None:
         self._source = source
-        fields = routed_fields(source.arrays, names, where="the arrays of `train`")
-        self.data: Flat = {name: jnp.asarray(field) for name, field in fields.items()}
+        ragged = source.num_samples % source.batch_size
+        if len(source) * source.batch_size > source.num_samples:
+            raise _wrong_width(f"batch {len(source)} of `train`", ragged, source.batch_size)
+        self._fields = routed_fields(source.arrays, names, where="the arrays of `train`")
+        self.data_shapes: Flat = {
+            name: jax.ShapeDtypeStruct(field.shape, jax.dtypes.canonicalize_dtype(field.dtype))
+            for name, field in self._fields.items()
+        }
         self.bytes_per_micro_batch = source.batch_size * np.dtype(np.int32).itemsize
+
+    @functools.cached_property
+    def data(self) -> Flat:
+        """See `Feed.data`."""
+        return {name: jnp.asarray(field) for name, field in self._fields.items()}
 
     def example(self, plan: StepPlan) -> Any:
         """Indices of the right shape."""
@@ -85,10 +100,12 @@ class HostFeed:
 
     def __init__(self, source: Any, first: Batch, names: tuple[str, ...]) -> None:
         self.data: Flat = {}
+        self.data_shapes: Flat = {}
         self._source = source
         self._names = names
-        self._first = jax.tree.map(np.asarray, {name: first[name] for name in names})
-        self._width = num_rows(self._first, where="the first batch of `train`")
+        where = "the first batch of `train`"
+        self._first = routed_fields(first, names, where=where)
+        self._width = num_rows(self._first, where=where)
         self.bytes_per_micro_batch = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
 
     def example(self, plan: StepPlan) -> Any:
@@ -121,18 +138,14 @@ class HostFeed:
                 f"{where} has the fields {sorted(batch)}; `{missing[0]}` is gone.",
                 expected=f"the fields of the first batch, {list(self._names)}, in every batch",
             )
-        fields = jax.tree.map(np.asarray, routed_fields(batch, self._names, where=where))
+        fields = routed_fields(batch, self._names, where=where)
         self._check_shapes(fields, where)
         return fields
 
     def _check_shapes(self, fields: Flat, where: str) -> None:
         rows = num_rows(fields, where=where)
         if rows != self._width:
-            raise DataError(
-                f"{where} has {rows} samples.",
-                expected=f"{self._width}, as the first batch: one program, one batch size",
-                fix="let the training loader drop its last partial batch (`drop_last=True`)",
-            )
+            raise _wrong_width(where, rows, self._width)
         for name, value in fields.items():
             got, expected = _shapes(value), _shapes(self._first[name])
             if got != expected:
@@ -140,6 +153,14 @@ class HostFeed:
                     f"The field `{name}` of {where} is {got}.",
                     expected=f"{expected}, as in the first batch",
                 )
+
+
+def _wrong_width(where: str, rows: int, width: int) -> DataError:
+    return DataError(
+        f"{where} has {rows} samples.",
+        expected=f"{width}, as the first batch: one program, one batch size",
+        fix="let the training loader drop its last partial batch (`drop_last=True`)",
+    )
 
 
 def _shapes(value: Any) -> str:

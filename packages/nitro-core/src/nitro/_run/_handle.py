@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nitro._experiment import UNSET, Experiment
+from nitro._programs import MemoryPlan
 from nitro.errors import ConfigError, did_you_mean
 
 from ._binding import binding_report
 from ._history import History
-from ._loop import train
+from ._loop import plan_memory, train
 from ._phases import Phase
 from ._session import Session, make_session
 from ._setup import set_up
@@ -44,6 +45,12 @@ class Nitro:
             at most; default None: chosen from the program, the platform and the batches.
         progress: Whether to draw a progress bar; default None: on terminals.
         compile_options: XLA flags for every program of the handle, not for exports.
+        max_constant_bytes: How many bytes of captured arrays a program may hold, exports
+            too; default 1 MiB; None for any.
+        slow_compile_s: A compile that takes longer, in seconds, warns and says what is
+            large; default 30.
+        memory_limit_bytes: The memory that the plan is checked against; default None:
+            what the device says, the host's RAM on the CPU.
         data: The splits to use instead of `build_data`'s; `{}` for serving and export.
         checkpoint: A record to take weights from: a run's directory, with or without
             `@best` or `@latest` behind it, or a record's directory.
@@ -70,6 +77,9 @@ class Nitro:
         steps_per_call: int | None = UNSET,
         progress: bool | None = UNSET,
         compile_options: Mapping[str, Any] | None = None,
+        max_constant_bytes: int | None = UNSET,
+        slow_compile_s: float = UNSET,
+        memory_limit_bytes: int | None = UNSET,
         data: Mapping[str, Any] | None = None,
         checkpoint: str | Path | None = None,
     ) -> None:
@@ -118,8 +128,8 @@ class Nitro:
 
     @property
     def binding(self) -> str:
-        """The binding report: every option with its source, every split, the hooks."""
-        return binding_report(self._session.setup)
+        """The binding report: options with their sources, splits, hooks, the memory plan."""
+        return binding_report(self._session.setup, self._session.memory)
 
     def train(self) -> Self:
         """Trains to `max_epochs`, then returns the handle; nothing where it is there already.
@@ -190,6 +200,14 @@ class Nitro:
         if not is_array_or_mapping and hasattr(batch, "__iter__"):
             return self._session.predict_all(batch)
         return self._session.predict(batch)
+
+    def memory_plan(self) -> MemoryPlan:
+        """What the run will hold on its device, part by part; prints as a table.
+
+        Compiles the programs of training and validation, which then serve `train`.
+        """
+        self._session.memory = plan_memory(self._session)
+        return self._session.memory
 
     def close(self) -> None:
         """Waits for the last record and ends background threads; may be called again."""

@@ -7,7 +7,6 @@ from typing import Any, overload
 
 from nitro.errors import ConfigError, did_you_mean
 
-
 HISTORY_KEYS = ("epoch", "step", "loss")
 """What every row holds: the counts, and the mean train loss."""
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from nitro._metrics import flat_scalars
 from nitro._optim import Optimizer
-from nitro._programs import Chunk, Program, StepInputs, StepPlan
+from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
 from nitro.errors import DivergenceError
 
 from ._feed import Feed, make_feed
+from ._memory_plan import check_memory_plan, make_memory_plan
 from ._session import Session
 from ._setup import traced_names
 
@@ -28,6 +29,8 @@ def train(session: Session) -> None:
     assert setup.optimizer is not None
     steps = StepRunner(session, setup.optimizer)
     session.evaluator.warm_up(session.state, session.device)
+    session.memory = steps.memory_plan()
+    check_memory_plan(session.memory, setup.owner)
     session.reporter.begin(
         total_steps=setup.options.max_epochs * steps.per_epoch,
         done_steps=session.step,
@@ -42,6 +45,15 @@ def train(session: Session) -> None:
         session.history.append(row)
         session.reporter.epoch_end(epoch=epoch, metrics={"loss": mean_loss, **(metrics or {})})
         _save(session, metrics)
+
+
+def plan_memory(session: Session) -> MemoryPlan:
+    """The memory plan of a handle, trained or not; compiles the programs that it needs."""
+    session.evaluator.warm_up(session.state, session.device)
+    optimizer = session.setup.optimizer
+    if optimizer is None:
+        return make_memory_plan(session)
+    return StepRunner(session, optimizer).memory_plan()
 
 
 class StepRunner:
@@ -73,18 +85,28 @@ class StepRunner:
             session.step += count
             yield first, count, scalars
 
+    def memory_plan(self) -> MemoryPlan:
+        """What the run will hold, before any of its data is on the device."""
+        return make_memory_plan(self._session, self._input_shapes(), self._example(self._plan))
+
     def _choose(self) -> tuple[StepPlan, Program]:
         session, options = self._session, self._session.setup.options
         return session.setup.programs.choose_step(
             session.state,
-            self._inputs(),
-            lambda plan: Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0)),
+            self._input_shapes(),
+            self._example,
             accum=options.accum,
             steps_per_call=options.steps_per_call,
             steps_per_epoch=self.per_epoch,
             bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
-            on_device=bool(self._feed.data),
+            on_device=bool(self._feed.data_shapes),
         )
+
+    def _example(self, plan: StepPlan) -> Chunk:
+        return Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0))
+
+    def _input_shapes(self) -> StepInputs:
+        return StepInputs(self._session.device, self._anchors, self._feed.data_shapes)
 
     def _inputs(self) -> StepInputs:
         return StepInputs(self._session.device, self._anchors, self._feed.data)

@@ -11,6 +11,7 @@ from typing import Any
 from nitro._checkpoint import RecordWriter
 from nitro._experiment import Residency, resolve_options
 from nitro._logs import plain
+from nitro._programs import MemoryPlan
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat, describe_array
@@ -38,6 +39,7 @@ class Session:
         epoch: Finished epochs.
         phase: What the handle is doing.
         history: The finished epochs.
+        memory: The memory plan, once there is one.
     """
 
     setup: Setup
@@ -50,6 +52,7 @@ class Session:
     epoch: int = 0
     phase: Phase = Phase.READY
     history: History = field(default_factory=History)
+    memory: MemoryPlan | None = None
     _told_options: set[str] = field(default_factory=set[str])
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
         hooks,
         optimizer=optimizer,
         compile_options=compile_options,
+        max_constant_bytes=_or_infinite(options.max_constant_bytes),
+        slow_compile_s=options.slow_compile_s,
     )
     setup = Setup(
         experiment=experiment,
@@ -156,6 +159,10 @@ def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
         )
     # Through an explicit dtype, so that a Python number is not weakly typed.
     return jnp.asarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _or_infinite(limit: int | None) -> float:
+    return math.inf if limit is None else limit
 
 
 def _check_structural_content(experiment: Experiment) -> None:
@@ -253,5 +260,5 @@ def _warn_near_misses(setup: Setup) -> None:
             warnings.warn(
                 f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
                 f"takes its default; did you mean `{close}`?",
-                stacklevel=5,
+                stacklevel=4,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, NitroError, did_you_mean
 
 from ._golden import golden_inputs
+from ._lowering import wide_types_for
 from ._program import ExportProgram, Golden
 from ._provenance import collect_provenance
 from ._spec import ExportSpec
@@ -39,6 +41,8 @@ def build_program(
     forward = _WireForward(session, inputs, outputs)
     weights = forward.weights()
     outputs = forward.resolved_outputs(batch_sizes, weights)
+    forward.refuse_constants(batch_sizes[0], weights)
+    forward.refuse_draws(batch_sizes[0], weights)
     golden = golden_inputs(session, inputs)
     facts, patch = collect_provenance(session)
     return ExportProgram(
@@ -79,7 +83,7 @@ class _WireForward:
             wire = arguments[:num_inputs]
             weights = dict(zip(weight_names, arguments[num_inputs:], strict=True))
             # A name of our own: the function's name becomes part of the artifact.
-            return self._run(wire, weights)
+            return self._run(wire, weights, {})
 
         return program
 
@@ -97,20 +101,72 @@ class _WireForward:
             for spec, got, other in zip(self._outputs, *probes, strict=True)
         )
 
+    def refuse_draws(self, batch: int, weights: Flat) -> None:
+        """Refuses an evaluation-mode `forward` whose outputs depend on RNG state.
+
+        Raises:
+            ExportError: Names the RNG variables that it reads.
+        """
+        rngs = {
+            name: self._session.state.model_state[name] for name in self._hooks.layout.rng_names
+        }
+        names = tuple(sorted(weights))
+
+        def program(rngs: Flat, wire: Sequence[jax.Array], *flat: jax.Array) -> Any:
+            return self._run(wire, dict(zip(names, flat, strict=True)), rngs)
+
+        with self._wide_types():
+            arguments = (rngs, self._wire(batch), *(weights[name] for name in names))
+            # Arguments that no output depends on are dropped when a program is exported.
+            exported = jax.export.export(jax.jit(program), platforms=["cpu"])(*arguments)
+        drawn = [name for i, name in enumerate(sorted(rngs)) if i in exported.module_kept_var_idx]
+        if drawn:
+            raise ExportError(
+                f"`{self._session.setup.owner}.forward` draws random numbers in evaluation mode: "
+                f"it reads {', '.join(f'`{name}`' for name in drawn)}.",
+                expected="outputs that depend on inputs and weights only",
+                fix="draw in training mode only, or take the noise as a batch field",
+            )
+
+    def refuse_constants(self, batch: int, weights: Flat) -> None:
+        """Refuses large arrays that the hooks capture: they would be baked into the artifact.
+
+        Raises:
+            ProgramError: Names each array, its hook, and what it came through.
+        """
+        names = tuple(sorted(weights))
+        flat = (weights[name] for name in names)
+        cls = type(self._session.setup.experiment)
+        hooks = [name for name in ("forward", "export_preprocess") if hasattr(cls, name)]
+        device = self._session.device
+        with self._wide_types():
+            jaxpr = jax.make_jaxpr(self.make(names))(*self._wire(batch), *flat)
+        self._session.setup.programs.check_constants(
+            jaxpr,
+            role="exported",
+            roots={
+                **{f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks},
+                "model": self._hooks.layout.eval_modules,
+            },
+            baked={f"Device field {cls.__name__}.{name}": device[name] for name in device},
+        )
+
     def predict(self, wire: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What `Nitro.predict` returns for wire inputs, as the outputs are promised."""
         session = self._session
-        arrays = [jnp.asarray(wire[spec.name]) for spec in self._inputs]
         view = self._hooks.view(session.device)
-        batch = jax.tree.map(np.asarray, self._batch(view, arrays))
+        with self._wide_types():
+            arrays = [jnp.asarray(wire[spec.name]) for spec in self._inputs]
+            batch = jax.tree.map(np.asarray, self._batch(view, arrays))
         result = self._select(session.predict(batch), list(wire.values()), np)
         return dict(zip((spec.name for spec in self._outputs), result, strict=True))
 
     def _abstract(self, batch: int, weights: Flat) -> tuple[jax.ShapeDtypeStruct, ...]:
         names = tuple(sorted(weights))
-        inputs = [jax.ShapeDtypeStruct(s.sizes(batch), s.numpy_dtype) for s in self._inputs]
+        flat = (weights[name] for name in names)
         try:
-            return jax.eval_shape(self.make(names), *inputs, *(weights[name] for name in names))
+            with self._wide_types():
+                return jax.eval_shape(self.make(names), *self._wire(batch), *flat)
         except NitroError:
             raise
         except (TypeError, ValueError) as error:
@@ -123,11 +179,19 @@ class _WireForward:
                 + " with the batch fields",
             ) from error
 
-    def _run(self, wire: Sequence[jax.Array], weights: Flat) -> tuple[jax.Array, ...]:
+    def _wire(self, batch: int) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(s.sizes(batch), s.numpy_dtype) for s in self._inputs]
+
+    def _wide_types(self) -> AbstractContextManager[Any]:
+        return wide_types_for(spec.numpy_dtype for spec in self._inputs)
+
+    def _run(self, wire: Sequence[jax.Array], weights: Flat, rngs: Flat) -> tuple[jax.Array, ...]:
+        """The outputs; RNG state is what `rngs` holds, else an inert constant."""
         view = self._hooks.view(self._session.device)
         params = {name: weights[name] for name in self._session.state.params}
+        given = {**weights, **rngs}
         model_state = {
-            name: weights[name] if name in weights else _inert(value)
+            name: given[name] if name in given else _inert(value)
             for name, value in self._session.state.model_state.items()
         }
         outputs = self._hooks.eval_outputs(view, params, model_state, self._batch(view, wire))
@@ -185,7 +249,8 @@ class _WireForward:
         others = [s for s in self._outputs if s.source not in names and s is not spec]
         if others:
             raise ExportError(
-                f"`{owner}.forward` returns one array, and `export_outputs`  promises `{spec.name}` and `{others[0].name}`.",
+                f"`{owner}.forward` returns one array, and `export_outputs` promises "
+                f"`{spec.name}` and `{others[0].name}`.",
                 expected="one output",
                 fix=f'return {{"{spec.name}": ..., "{others[0].name}": ...}} from `forward`',
             )

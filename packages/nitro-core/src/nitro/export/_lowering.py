@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 
 
 def export_traced(
@@ -21,6 +22,12 @@ def export_traced(
     with _no_locations():
         jitted = jax.jit(fn, keep_unused=True)
         return jax.export.export(jitted, platforms=["cpu"])(*arguments)
+
+
+def wide_types_for(dtypes: Iterable[np.dtype[Any]]) -> AbstractContextManager[Any]:
+    """A context in which JAX narrows none of these dtypes to 32 bits."""
+    wide = any(dtype.itemsize == 8 for dtype in dtypes)
+    return jax.enable_x64(True) if wide else nullcontext()  # noqa: FBT003 - JAX's signature
 
 
 @contextmanager

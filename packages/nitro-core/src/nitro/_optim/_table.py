@@ -1,0 +1,119 @@
+"""The table of a run: what is traced and may change with the step, one row for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nitro._trees import Flat
+
+SMALL_FIELD_SIZE = 16
+"""A Device field of at most this many numbers always has columns, so that a schedule for it
+compiles nothing. A larger one has them only while it is scheduled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLayout:
+    """What lies where in a row.
+
+    Attributes:
+        columns: First and last column (exclusive) by name: `opt.<group>.learning_rate`,
+            `opt.<group>.weight_decay`, `clip`, `device.<field>`.
+        width: The number of columns.
+    """
+
+    columns: Mapping[str, tuple[int, int]]
+    width: int
+
+    @classmethod
+    def make(cls, widths: Mapping[str, int]) -> RowLayout:
+        """Lays columns side by side in the order of the names."""
+        columns: dict[str, tuple[int, int]] = {}
+        start = 0
+        for name, width in widths.items():
+            columns[name] = (start, start + width)
+            start += width
+        return cls(columns=columns, width=start)
+
+    def scalars(self, row: jax.Array) -> dict[str, jax.Array]:
+        """The hyperparameters in a row by name, each float32 ()."""
+        return {
+            name: row[start]
+            for name, (start, _) in self.columns.items()
+            if not name.startswith("device.")
+        }
+
+    def device_fields(self, row: Any, device: Flat) -> Flat:
+        """The Device fields at a row: the scheduled ones come out of it.
+
+        A column of a field that is not scheduled holds NaN, and the field stays as it is.
+        """
+        fields = dict(device)
+        for name in device:
+            start, stop = self.columns.get(f"device.{name}", (0, 0))
+            if start != stop:
+                fields[name] = _selected(device[name], row[start:stop])
+        return fields
+
+
+class StepTable:
+    """The rows of all steps; only the columns that change are held for every step.
+
+    Args:
+        constant: float32 (columns,): the row of a run without schedules.
+        curves: float32 (steps, n) by first column: what changes.
+        num_steps: The horizon.
+    """
+
+    def __init__(
+        self, constant: np.ndarray, curves: Mapping[int, np.ndarray], *, num_steps: int
+    ) -> None:
+        self._constant = constant
+        self._curves = dict(curves)
+        self._num_steps = num_steps
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The rows of some steps, counted from 0: float32 (len(steps), columns).
+
+        Steps past the horizon get the row of the last one.
+        """
+        steps = np.minimum(np.asarray(steps), max(self._num_steps - 1, 0))
+        rows = np.tile(self._constant, (len(steps), 1))
+        for start, curve in self._curves.items():
+            rows[:, start : start + curve.shape[1]] = curve[steps]
+        return rows
+
+
+def is_schedulable(value: Any) -> bool:
+    """Whether a Device field (a tree of arrays) can be a part of a float32 row."""
+    return all(
+        leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.floating | jnp.integer)
+        if not isinstance(leaf.dtype, jax.dtypes.ExtendedDType)
+        else False
+        for leaf in jax.tree.leaves(value)
+    )
+
+
+def field_size(value: Any) -> int:
+    """How many columns a Device field takes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(value))
+
+
+def _selected(value: Any, columns: Any) -> Any:
+    """The field out of its columns, in its own shapes and dtypes; as it is where they are NaN."""
+    leaves, treedef = jax.tree.flatten(value)
+    is_constant = jnp.isnan(columns[0])
+    start, selected = 0, list[Any]()
+    for leaf in leaves:
+        part = columns[start : start + leaf.size].reshape(leaf.shape)
+        selected.append(jnp.where(is_constant, leaf, part.astype(leaf.dtype)))
+        start += leaf.size
+    return jax.tree.unflatten(treedef, selected)

@@ -1,0 +1,161 @@
+"""Makes the memory plan of a run from its programs and what it keeps, and checks it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+
+from nitro._checkpoint import flat_items
+from nitro._devices import device_memory_bytes
+from nitro._programs import (
+    CONVOLUTION_SCRATCH,
+    Chunk,
+    Held,
+    MemoryPart,
+    MemoryPlan,
+    Program,
+    ProgramMemory,
+    StepInputs,
+    has_convolutions,
+    in_units,
+    program_memory,
+    tree_bytes,
+)
+from nitro.errors import MemoryPlanError, NitroWarning
+
+from ._session import Session
+
+CHUNKS_IN_FLIGHT = 2
+"""While one chunk runs, the next one is filled; the one before has been reported."""
+
+_WARN_FROM = 0.85
+_WORTH_NAMING = 0.05
+
+_RESIDENT_ARGUMENTS = {"forward": 3, "loss": 1}
+"""How many leading arguments of an evaluation program lie on the device anyway."""
+
+_ADVICE = {
+    "step: activations": "halve `batch_size` and double `accum`, or wrap blocks of the model in "
+    "`nnx.remat`",
+    "batches in flight": "lower `steps_per_call` or `batch_size`",
+    "training data": "keep it on the host: `ArrayLoader(..., device=False)`",
+    "evaluation": "lower the `batch_size` of the evaluation splits",
+    "optimizer state": "take an optimizer with less state, such as `optax.sgd`",
+    "checkpoint staging": "write no records during training: `checkpointer=None`",
+    "parameters": "make the model smaller, or give its parameters a narrower dtype",
+}
+
+
+def make_memory_plan(
+    session: Session, inputs: StepInputs | None = None, chunk: Chunk | None = None
+) -> MemoryPlan:
+    """The plan for the programs that the handle has compiled so far.
+
+    Args:
+        session: The handle's session.
+        inputs: What training reads besides the state, concrete or abstract.
+        chunk: What one call of the step program takes, concrete or abstract.
+    """
+    programs = session.setup.programs.held()
+    limit = session.setup.options.memory_limit_bytes
+    is_cpu = jax.default_backend() == "cpu"
+    scratch = is_cpu and any(has_convolutions(p.facts.primitives) for p in programs)
+    parts = {
+        **_kept(session, inputs, chunk),
+        **_staging(session, is_cpu=is_cpu),
+        **_step(session, [p for p in programs if p.key.role == "train step"]),
+        **_evaluation([p for p in programs if p.key.role != "train step"]),
+    }
+    return MemoryPlan(
+        parts=parts,
+        limit_bytes=device_memory_bytes() if limit is None else limit,
+        device=_device_name(is_cpu=is_cpu, is_given=limit is not None),
+        scratch_factor=CONVOLUTION_SCRATCH if scratch else 1.0,
+    )
+
+
+def check_memory_plan(plan: MemoryPlan, owner: str) -> None:
+    """Warns where the plan comes close to the device's limit, and refuses what does not fit.
+
+    Raises:
+        MemoryPlanError: The plan takes all of the memory or more; shows it by part.
+    """
+    if plan.share < _WARN_FROM:
+        return
+    needs = f"`{owner}` needs {in_units(plan.upper_bytes)} of the {in_units(plan.limit_bytes)} "
+    problem = f"{needs}of {plan.device}.\n{plan}"
+    if plan.share >= 1.0:
+        raise MemoryPlanError(
+            problem,
+            expected=f"less than {in_units(plan.limit_bytes)}",
+            fix="; or ".join([*_advice(plan), "raise `memory_limit_bytes` if it is wrong"]),
+        )
+    warnings.warn(f"{problem}\n  to lower it: {'; or '.join(_advice(plan))}", NitroWarning, stacklevel=2)
+
+
+def _kept(
+    session: Session, inputs: StepInputs | None, chunk: Chunk | None
+) -> dict[str, MemoryPart]:
+    """What lies on the device from the first step to the last."""
+    state = session.state
+    device, anchors, data = (session.device, {}, {}) if inputs is None else inputs
+    trees: dict[str, Any] = {
+        "parameters": state.params,
+        "model state": state.model_state,
+        "optimizer state": state.opt_state,
+        "Device fields and anchors": (device, anchors),
+        "training data": data,
+        "batches in flight": [chunk] * CHUNKS_IN_FLIGHT,
+    }
+    return {name: MemoryPart(tree_bytes(tree), Held.ALWAYS) for name, tree in trees.items()}
+
+
+def _staging(session: Session, *, is_cpu: bool) -> dict[str, MemoryPart]:
+    """The copy of the state that is written while training goes on."""
+    size = 0 if session.records is None else tree_bytes(flat_items(session.state))
+    return {"checkpoint staging": MemoryPart(size, Held.ALWAYS if is_cpu else Held.HOST)}
+
+
+def _step(session: Session, programs: list[Program]) -> dict[str, MemoryPart]:
+    if not programs:
+        return {}
+    memory = program_memory(programs[-1].compiled)
+    # XLA does not tell them apart: of its temporary memory this much are gradients.
+    gradients = min(tree_bytes(session.state.params), memory.temporary)
+    sizes = {
+        "step: gradients": gradients,
+        "step: activations": memory.temporary - gradients,
+        "step: results and code": memory.results + memory.code,
+    }
+    return {name: MemoryPart(size, Held.STEP) for name, size in sizes.items()}
+
+
+def _evaluation(programs: list[Program]) -> dict[str, MemoryPart]:
+    """The largest program that runs between the steps."""
+    if not programs:
+        return {}
+    sizes = {p.key.role: _working_bytes(p, program_memory(p.compiled)) for p in programs}
+    role = max(sizes, key=lambda role: sizes[role])
+    return {f"evaluation: {role}": MemoryPart(sizes[role], Held.EVALUATION)}
+
+
+def _working_bytes(program: Program, memory: ProgramMemory) -> int:
+    resident = program.arguments[: _RESIDENT_ARGUMENTS.get(program.key.role, 0)]
+    fed = memory.arguments - tree_bytes(resident)
+    return fed + memory.results + memory.temporary + memory.code
+
+
+def _advice(plan: MemoryPlan) -> list[str]:
+    """What to change, the largest part first."""
+    worth = _WORTH_NAMING * plan.total_bytes
+    by_size = sorted(plan.parts.items(), key=lambda item: -item[1].size_bytes)
+    large = [name for name, part in by_size if part.size_bytes >= worth]
+    return [advice for name in large for key, advice in _ADVICE.items() if name.startswith(key)]
+
+
+def _device_name(*, is_cpu: bool, is_given: bool) -> str:
+    if is_given:
+        return "`memory_limit_bytes`"
+    return "the host's RAM" if is_cpu else f"the device {jax.local_devices()[0].device_kind}"

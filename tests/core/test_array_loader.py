@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nitro import ArrayLoader
+from nitro.errors import DataError
+
+
+def _samples(loader: ArrayLoader) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in loader]
+
+
+def test_epoch_holds_every_sample_once_in_order() -> None:
+    loader = ArrayLoader({"x": np.arange(7)}, 3)
+
+    assert len(loader) == 3
+    assert _samples(loader) == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_fields_stay_together_when_shuffled() -> None:
+    loader = ArrayLoader({"x": np.arange(20), "y": np.arange(20) * 10}, 3, shuffle=True)
+
+    batches = list(loader)
+
+    assert sorted(sum((batch["x"].tolist() for batch in batches), [])) == list(range(20))
+    assert all((batch["y"] == batch["x"] * 10).all() for batch in batches)
+
+
+def test_each_epoch_has_an_order_of_its_own_that_the_seed_decides() -> None:
+    def epochs(seed: int) -> list[Any]:
+        loader = ArrayLoader({"x": np.arange(20)}, 5, shuffle=True, seed=seed)
+        return [_samples(loader), _samples(loader)]
+
+    first, second = epochs(seed=1)
+
+    assert first != second
+    assert epochs(seed=1) == [first, second]
+    assert epochs(seed=2) != [first, second]
+
+
+def test_ragged_last_batch_can_be_dropped_and_is_counted() -> None:
+    loader = ArrayLoader({"x": np.arange(7)}, 3, drop_last=True)
+
+    assert _samples(loader) == [[0, 1, 2], [3, 4, 5]]
+    assert loader.num_dropped == 1
+
+
+def test_position_restored_in_mid_epoch_gives_the_same_rest() -> None:
+    loader = ArrayLoader({"x": np.arange(20)}, 4, shuffle=True, seed=1)
+    list(loader)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.get_state()
+    rest = [batch["x"].tolist() for batch in batches]
+
+    other = ArrayLoader({"x": np.arange(20)}, 4, shuffle=True, seed=1)
+    other.set_state(state)
+
+    assert state == {"epoch": 1, "batch": 2}
+    assert _samples(other) == rest
+    assert _samples(other) == _samples(loader)
+
+
+def test_position_after_an_epoch_is_the_next_epoch() -> None:
+    loader = ArrayLoader({"x": np.arange(4)}, 2)
+    list(loader)
+
+    assert loader.get_state() == {"epoch": 1, "batch": 0}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "words"),
+    [
+        ({}, {}, "got no arrays"),
+        (np.arange(3), {}, r"got ndarray[\s\S]*ArrayLoader\({"),
+        ({"x": np.float32(3)}, {}, r"`x` .* the shape \(\)"),
+        ({"x": np.zeros((0, 2))}, {}, r"`x` .* the shape \(0, 2\)"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, {}, "disagree.*'x': 3, 'y': 4"),
+        ({"x": np.zeros(3)}, {"batch_size": 0}, r"`batch_size` is 0[\s\S]*at least 1"),
+        ({"x": np.zeros(3)}, {"batch_size": 2.0}, r"`batch_size` is 2\.0"),
+        ({"x": np.zeros(3)}, {"seed": -1}, r"`seed` is -1[\s\S]*at least 0"),
+        ({"x": np.zeros(3)}, {"batch_size": 4, "drop_last": True}, r"no batch[\s\S]*at most 3"),
+    ],
+)
+def test_loader_that_cannot_work_says_why(arrays: Any, options: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        ArrayLoader(arrays, **{"batch_size": 2, **options})
+
+
+def test_run_lends_its_seed_to_a_loader_without_one(plane: Any, make_run: Any) -> None:
+    first, same, other = (make_run(plane(), seed=s, logger=None).train() for s in (1, 1, 2))
+
+    assert first.history["loss"] == same.history["loss"]
+    assert first.history["loss"] != other.history["loss"]

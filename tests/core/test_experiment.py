@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import nitro
+from nitro import Device, GraphConst, Host
+from nitro.errors import ConfigError, ExperimentError
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Typed(nitro.Experiment):
+    count: GraphConst[int] = 1
+    rate: GraphConst[float] = 0.5
+    flag: GraphConst[bool] = False
+    name: GraphConst[str] = "a"
+    color: GraphConst[Color] = Color.RED
+    sizes: GraphConst[tuple[int, ...]] = ()
+    pair: GraphConst[tuple[int, str]] = (1, "a")
+    mode: GraphConst[Literal["min", "max"]] = "min"
+    limit: GraphConst[int | None] = None
+
+
+def test_each_field_has_the_residency_of_its_marker() -> None:
+    class Marked(nitro.Experiment):
+        width: GraphConst[int] = 128
+        rate: Device[float] = 0.1
+        path: Host[str] = "data"
+        epochs: int = 3
+
+    residencies = {name: field.residency.value for name, field in Marked.fields().items()}
+
+    assert residencies == {
+        "width": "GraphConst",
+        "rate": "Device",
+        "path": "Host",
+        "epochs": "Host",
+    }
+    assert [field.type for field in Marked.fields().values()] == [int, float, str, int]
+
+
+def test_strings_under_fields_are_kept_as_their_docs() -> None:
+    class Documented(nitro.Experiment):
+        width: GraphConst[int] = 128
+        """Hidden units.
+
+        Structural.
+        """
+        depth: int = 2
+
+    assert Documented.fields()["width"].doc == "Hidden units.\n\nStructural."
+    assert Documented.fields()["depth"].doc == ""
+
+
+def test_subclass_overrides_a_default_and_keeps_the_order() -> None:
+    class Base(nitro.Experiment):
+        width: GraphConst[int] = 128
+        depth: int = 2
+
+    class Wide(Base):
+        width: GraphConst[int] = 256
+        extra: str = "x"
+
+    assert list(Wide.fields()) == ["width", "depth", "extra"]
+    assert (Wide().width, Wide().depth, Base().width) == (256, 2, 128)
+
+
+def test_required_field_must_be_given() -> None:
+    class Required(nitro.Experiment):
+        path: str
+        limit: int | None = None
+
+    assert Required(path="x").limit is None
+    with pytest.raises(ExperimentError, match=r"lacks the required field `path`[\s\S]*path=\.\.\."):
+        Required()
+
+
+def test_unknown_field_is_refused_with_a_guess() -> None:
+    with pytest.raises(ExperimentError, match=r"no field `colour`[\s\S]*did you mean `color`\?"):
+        Typed(colour=Color.RED)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "stored"),
+    [
+        ("count", 3.0, 3),
+        ("count", np.int64(3), 3),
+        ("rate", 2, 2.0),
+        ("rate", np.float32(0.5), 0.5),
+        ("flag", np.True_, True),
+        ("color", "BLUE", Color.BLUE),
+        ("color", "blue", Color.BLUE),
+        ("sizes", [1, 2.0], (1, 2)),
+        ("pair", [2.0, "b"], (2, "b")),
+        ("mode", "max", "max"),
+        ("limit", 3.0, 3),
+    ],
+)
+def test_structural_value_is_converted(name: str, given: Any, stored: Any) -> None:
+    value = getattr(Typed(**{name: given}), name)
+
+    assert value == stored
+    assert type(value) is type(stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("count", True),
+        ("count", 2.5),
+        ("count", float("inf")),
+        ("count", "3"),
+        ("rate", True),
+        ("flag", 1),
+        ("name", 1),
+        ("color", "green"),
+        ("sizes", 3),
+        ("sizes", [1.5]),
+        ("pair", (1, "a", 2)),
+        ("mode", "mean"),
+        ("limit", float("inf")),
+    ],
+)
+def test_structural_value_that_does_not_fit_is_refused(name: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"`Typed\.{name}` is .*[\s\S]*declared type"):
+        Typed(**{name: given})
+
+
+def test_device_and_host_values_are_stored_as_given() -> None:
+    class Loose(nitro.Experiment):
+        rate: Device[float] = 0.5
+        path: str = ""
+
+    array = np.arange(3)
+    experiment = Loose(rate=array, path=7)  # pyright: ignore[reportArgumentType]
+
+    assert experiment.rate is array
+    assert experiment.path == 7
+
+
+def test_experiment_is_frozen_and_replace_checks() -> None:
+    experiment = Typed(count=2)
+
+    assert experiment.replace(count=5).count == 5
+    assert experiment.count == 2
+    with pytest.raises(AttributeError, match="cannot assign"):
+        experiment.count = 3  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="count"):
+        experiment.replace(count="x")
+
+
+def test_field_cannot_be_read_off_the_class() -> None:
+    with pytest.raises(AttributeError, match=r"`Typed\.count` is a field: .*`self\.count`"):
+        _ = Typed.count
+
+
+def test_repr_shows_the_fields() -> None:
+    assert repr(Typed(count=2)).startswith("Typed(count=2, rate=0.5, flag=False, name='a'")
+
+
+def test_field_without_annotation_is_refused() -> None:
+    with pytest.raises(
+        ExperimentError,
+        match=r"`Bad\.width = 128` \(.*test_experiment\.py:\d+\) has no type"
+        r"[\s\S]*GraphConst\[int\][\s\S]*Device\[float\][\s\S]*ClassVar",
+    ):
+
+        class Bad(nitro.Experiment):
+            width = 128
+
+
+def test_constants_and_helpers_are_no_fields() -> None:
+    class Fine(nitro.Experiment):
+        CLASSES = 10
+        _private = 3
+        activation = staticmethod(np.tanh)
+
+    assert list(Fine.fields()) == []
+
+
+def test_marker_without_a_type_is_refused() -> None:
+    with pytest.raises(
+        ExperimentError,
+        match=r"`Bad\.width` \(.*:\d+\) uses `GraphConst` without a type[\s\S]*\[int\]",
+    ):
+
+        class Bad(nitro.Experiment):
+            width: GraphConst = 128
+
+
+@pytest.mark.parametrize("hint", [GraphConst[Device[int]], tuple[Device[int], int]])
+def test_marker_inside_another_type_is_refused(hint: Any) -> None:
+    with pytest.raises(ExperimentError, match=r"one marker inside another[\s\S]*around the whole"):
+        type("Bad", (nitro.Experiment,), {"__annotations__": {"width": hint}, "width": 1})
+
+
+def test_annotation_that_names_nothing_is_refused() -> None:
+    with pytest.raises(
+        ExperimentError, match=r"names `Missing`, which is not defined[\s\S]*import"
+    ):
+
+        class Bad(nitro.Experiment):
+            width: Missing = 1  # pyright: ignore # noqa: F821
+
+
+def test_mutable_default_is_refused_with_the_factory() -> None:
+    with pytest.raises(ExperimentError, match=r"mutable default[\s\S]*default_factory"):
+
+        class Bad(nitro.Experiment):
+            sizes: list[int] = []  # noqa: RUF012
+
+
+@pytest.mark.parametrize("hook", ["build_data", "build_model", "forward", "loss"])
+def test_missing_hook_is_named_with_its_signature(hook: str, plane: Any) -> None:
+    hooks = ("build_data", "build_model", "forward", "loss")
+    body = {name: getattr(plane, name) for name in hooks if name != hook}
+    lacking = type("Lacking", (nitro.Experiment,), body)
+
+    with pytest.raises(
+        ExperimentError,
+        match=rf"lacks the hook `{hook}\(self[\s\S]*four required[\s\S]*`def {hook}",
+    ):
+        nitro.Nitro(lacking())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [(Typed, r"write `Nitro\(Typed\(\)\)`"), (5, r"got 5 \(int\)")]
+)
+def test_what_is_no_experiment_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ExperimentError, match=words):
+        nitro.Nitro(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [("forward", "self, model, x"), ("loss", "self, outputs, *args"), ("metrics", "self, *, y")],
+)
+def test_hook_with_other_positional_arguments_is_refused(
+    plane: Any, name: str, signature: str
+) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def {name}({signature}): ...", names)
+    wrong = type("Wrong", (plane,), {name: names[name]})
+
+    with pytest.raises(ExperimentError, match=rf"has the positional arg[\s\S]*`def {name}\(self, "):
+        nitro.Nitro(wrong())

@@ -1,0 +1,163 @@
+"""The step program: chunks, data on the device, and what a person sees of them."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import nitro
+from nitro._programs import Chunk
+from nitro._run._loop import StepRunner
+from nitro.errors import ConfigError, DivergenceError
+
+
+class Bars(nitro.Experiment):
+    """A model with running statistics and dropout, so that all state must be carried."""
+
+    max_epochs: int = 2
+    on_device: bool | None = None
+    poison: int = -1
+
+    def build_data(self):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(44, 6)).astype(np.float32)
+        if self.poison >= 0:
+            x[self.poison] = np.nan
+        arrays = {"x": x, "y": rng.integers(0, 3, 44)}
+        shuffle = self.poison < 0
+        return {"train": nitro.ArrayLoader(arrays, 4, shuffle=shuffle, device=self.on_device)}
+
+    def build_model(self, rngs):
+        return nnx.Sequential(
+            nnx.Linear(6, 8, rngs=rngs),
+            nnx.BatchNorm(8, rngs=rngs),
+            nnx.Dropout(0.2, rngs=rngs),
+            nnx.Linear(8, 3, rngs=rngs),
+        )
+
+    def forward(self, model, *, x):
+        return model(x)
+
+    def loss(self, logits, *, y):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+class Convolved(Bars):
+    def build_model(self, rngs):
+        return nnx.Sequential(
+            lambda x: x[..., None],
+            nnx.Conv(1, 4, (3,), rngs=rngs),
+            lambda x: x.mean(1),
+            nnx.Linear(4, 3, rngs=rngs),
+        )
+
+
+def trained(experiment, tmp_path, **options):
+    run = nitro.Nitro(experiment, run_dir=tmp_path, checkpointer=None, **options)
+    return run.train()
+
+
+def weights(run):
+    states = nnx.state(run.model, nnx.Param), nnx.state(run.model, nnx.BatchStat)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(states)]
+
+
+def assert_same_bits(a, b):
+    for left, right in zip(a, b, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def losses(tmp_path):
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    return [(x["step"], x["epoch"], x["loss"]) for x in lines if x.get("context") == "train"]
+
+
+def test_one_program_gives_the_same_bits_however_its_steps_are_cut(tmp_path):
+    def run_cut(cut: int) -> list[np.ndarray]:
+        run = nitro.Nitro(Bars(max_epochs=1), run_dir=tmp_path, steps_per_call=8, logger=None)
+        session = run._session
+        steps = StepRunner(session, session.setup.optimizer)
+        for batches, count in steps._feed.chunks(steps._plan, 0, 0):
+            for first in range(0, count, cut):
+                taken = np.int32(min(cut, count - first))
+                shifted = jax.tree.map(lambda leaf: np.roll(leaf, -first, axis=0), batches)  # noqa: B023
+                chunk = Chunk(np.full((8, 1), 1e-3, np.float32), shifted, taken)
+                session.state, _ = steps._program(session.state, steps._inputs(), chunk)
+        return weights(run)
+
+    whole, single = run_cut(8), run_cut(1)
+
+    assert_same_bits(whole, single)
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+def test_data_on_the_device_gives_the_same_bits_as_data_from_the_host(tmp_path, accum):
+    options = {"accum": accum, "steps_per_call": 4}
+    on_device = trained(Bars(on_device=True), tmp_path / "device", **options)
+    from_host = trained(Bars(on_device=False), tmp_path / "host", **options)
+
+    assert_same_bits(weights(on_device), weights(from_host))
+    assert losses(tmp_path / "device") == losses(tmp_path / "host")
+
+
+def test_a_list_of_batches_gives_the_same_bits_as_a_loader(tmp_path):
+    experiment = Bars(on_device=False, max_epochs=1)
+    loader = experiment.build_data()["train"].bound(seed=0, drop_last=True)
+    by_loader = trained(experiment, tmp_path / "a", data={"train": loader})
+
+    by_list = trained(experiment, tmp_path / "b", data={"train": list(loader.batches(0))})
+
+    assert_same_bits(weights(by_loader), weights(by_list))
+
+
+def test_every_step_is_logged_once_and_in_order(tmp_path):
+    trained(Bars(), tmp_path, steps_per_call=4)
+
+    expected = [(step, 1 if step <= 11 else 2) for step in range(1, 23)]
+    assert [(step, epoch) for step, epoch, _ in losses(tmp_path)] == expected
+
+
+def test_losses_do_not_depend_on_the_steps_per_call(tmp_path):
+    trained(Bars(), tmp_path / "one", steps_per_call=1)
+    trained(Bars(), tmp_path / "many", steps_per_call=7)
+
+    one, many = losses(tmp_path / "one"), losses(tmp_path / "many")
+    # Two programs, which may differ in the last bits.
+    np.testing.assert_allclose([x[2] for x in one], [x[2] for x in many], rtol=1e-5)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_divergence_inside_a_chunk_names_its_own_step(tmp_path, on_device):
+    # Sample 21 is in batch 6 of each epoch, which is not shuffled.
+    experiment = Bars(poison=21, on_device=on_device)
+
+    with pytest.raises(DivergenceError, match="loss is nan at step 6 of epoch 1"):
+        trained(experiment, tmp_path, steps_per_call=8)
+
+    assert [step for step, _, _ in losses(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_convolution_is_not_looped_on_the_cpu(tmp_path):
+    trained(Convolved(), tmp_path)
+
+    program = next(p for p in nitro._programs.store.programs()[::-1] if p.key.role == "train step")
+    assert program.key.parts["step plan"].display == "1 steps per call, unrolled, accum 1"
+    assert "while" not in program.compiled.as_text()
+
+
+def test_unrolled_steps_give_what_single_steps_give(tmp_path):
+    single = trained(Convolved(), tmp_path / "one")
+    unrolled = trained(Convolved(), tmp_path / "four", steps_per_call=4)
+
+    for left, right in zip(weights(single), weights(unrolled), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_many_unrolled_convolutions_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="`steps_per_call` = 5 would unroll 10 convolutional"):
+        trained(Convolved(), tmp_path, steps_per_call=5, accum=2)
