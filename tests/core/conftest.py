@@ -88,7 +88,7 @@ def make_points(count: int, *, seed: int) -> dict[str, np.ndarray]:
 
 def make_images(count: int, *, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    img = rng.normal(size=(count, 6, 6, 1)).astype(np.float32)
+    img = rng.normal(1, 1, size=(count, 6, 6, 1)).astype(np.float32)
     return {"img": img, "label": rng.integers(0, 3, count)}
 
 

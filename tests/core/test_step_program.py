@@ -11,8 +11,6 @@ import pytest
 from flax import nnx
 
 import nitro
-from nitro._programs import Chunk
-from nitro._run._loop import StepRunner
 from nitro.errors import ConfigError, DivergenceError
 
 
@@ -77,22 +75,18 @@ def losses(tmp_path):
     return [(x["step"], x["epoch"], x["loss"]) for x in lines if x.get("context") == "train"]
 
 
-def test_one_program_gives_the_same_bits_however_its_steps_are_cut(tmp_path):
-    def run_cut(cut: int) -> list[np.ndarray]:
-        run = nitro.Nitro(Bars(max_epochs=1), run_dir=tmp_path, steps_per_call=8, logger=None)
-        session = run._session
-        steps = StepRunner(session, session.setup.optimizer)
-        for batches, count in steps._feed.chunks(steps._plan, 0, 0):
-            for first in range(0, count, cut):
-                taken = np.int32(min(cut, count - first))
-                shifted = jax.tree.map(lambda leaf: np.roll(leaf, -first, axis=0), batches)  # noqa: B023
-                chunk = Chunk(np.full((8, 1), 1e-3, np.float32), shifted, taken)
-                session.state, _ = steps._program(session.state, steps._inputs(), chunk)
-        return weights(run)
+@pytest.mark.parametrize("on_device", [True, False])
+def test_one_program_gives_the_same_bits_however_its_steps_are_cut(tmp_path, on_device):
+    def cut_every(steps: int | None) -> nitro.Nitro:
+        folder = tmp_path / str(steps)
+        options = {"steps_per_call": 8, "checkpoint_every_steps": steps}
+        return trained(Bars(on_device=on_device), folder, **options)
 
-    whole, single = run_cut(8), run_cut(1)
+    whole, single, uneven = cut_every(None), cut_every(1), cut_every(3)
 
-    assert_same_bits(whole, single)
+    assert_same_bits(weights(whole), weights(single))
+    assert_same_bits(weights(whole), weights(uneven))
+    assert losses(tmp_path / "None") == losses(tmp_path / "1") == losses(tmp_path / "3")
 
 
 @pytest.mark.parametrize("accum", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -222,7 +223,7 @@ def require_hooks(experiment: object) -> None:
 def _keep_hooks_from_defaults(cls: type[Experiment]) -> None:
     # `learning_rate: float` alone is a required field; `dataclass` would find the hook of that
     # name in the base class and take it for the default.
-    for name in cls.__dict__.get("__annotations__", {}):
+    for name in inspect.get_annotations(cls):
         if name not in vars(cls) and callable(getattr(Experiment, name, None)):
             setattr(cls, name, dataclasses.field())
 

@@ -38,6 +38,7 @@ class RunOptions:
         gradient_clip_norm: The largest norm of all gradients together; 0 clips nothing.
         check_divergence: Whether a non-finite loss stops the run.
         steps_per_call: Optimizer steps in one call of the compiled program; None chooses.
+        checkpoint_every_steps: Also write a record each time so many steps are done.
         progress: Whether to draw a progress bar; None decides by the terminal.
         max_constant_bytes: The bytes of arrays that a program may hold; None for any.
         slow_compile_s: A compile that takes longer, in seconds, is reported.
@@ -52,6 +53,7 @@ class RunOptions:
     gradient_clip_norm: float
     check_divergence: bool
     steps_per_call: int | None
+    checkpoint_every_steps: int | None
     progress: bool | None
     max_constant_bytes: int | None
     slow_compile_s: float
@@ -169,6 +171,7 @@ _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
     "gradient_clip_norm": (0.0, _a_norm),
     "check_divergence": (True, _a_bool),
     "steps_per_call": (None, _positive_int_or_none),
+    "checkpoint_every_steps": (None, _positive_int_or_none),
     "progress": (None, _a_bool_or_none),
     "max_constant_bytes": (2**20, _any_int_or_none),
     "slow_compile_s": (30.0, _a_duration),

@@ -15,7 +15,7 @@ from nitro.errors import ConfigError, ExperimentError, HookError
 
 from ._hook_calls import call_hook
 
-Factory: TypeAlias = Callable[..., optax.GradientTransformation]
+Factory: TypeAlias = Callable[..., Any]
 """Makes a transformation from `learning_rate`."""
 
 _OWN_DECAY = ("weight_decay", "weight_decay_rate")
@@ -38,9 +38,7 @@ def builds_chains(experiment: Experiment) -> bool:
     if hook is Experiment.optimizer:
         return False
     parameters = inspect.signature(hook).parameters.values() if callable(hook) else []
-    num_positional = sum(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
-    )
+    num_positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     if num_positional not in (2, 3):
         raise ExperimentError(
             f"`{type(experiment).__name__}.optimizer` has neither of its two forms.",
@@ -57,7 +55,7 @@ def read_factory(experiment: Experiment, group: str) -> Factory:
         ConfigError: The factory adds weight decay of its own.
     """
     called = f'{type(experiment).__name__}.optimizer("{group}")'
-    factory = call_hook(experiment, "optimizer", group)
+    factory: Any = call_hook(experiment, "optimizer", group)
     if is_transformation(factory) or not callable(factory):
         raise HookError(
             f"`{called}` returned {_described(factory)} for the group `{group}`.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import Experiment
@@ -96,7 +97,7 @@ def read_groups(
                 optimizer="the chain of `optimizer`" if factory is None else name_of(factory),
             )
         )
-    applies = np.array([name not in left_out for name in params], np.float32)
+    applies = jnp.asarray([float(name not in left_out) for name in params], jnp.float32)
     return tuple(groups), DecayInputs(applies, toward)
 
 

@@ -22,13 +22,13 @@ class Hyper:
         *,
         learning_rate: Any,
         weight_decay: Any,
-        coefficients: Mapping[str, Any],
+        applies: Mapping[str, Any],
         anchor: Mapping[str, Any],
         no_decay: Mapping[str, bool],
     ) -> None:
         self._learning_rate = learning_rate
         self._weight_decay = weight_decay
-        self._coefficients = coefficients
+        self._applies = applies
         self._anchor = anchor
         self._no_decay = no_decay
         self.reads: set[str] = set()
@@ -72,7 +72,12 @@ class Hyper:
         self.reads.add("weight_decay")
 
         def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-            pulls = decay_pulls(params, coefficients=self._coefficients, anchor=self._anchor)
+            pulls = self.pulls(params)
             return jax.tree.map(lambda update, pull: update - pull, updates, pulls), state
 
         return optax.GradientTransformation(optax.init_empty_state, update)
+
+    def pulls(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """What decay takes off each weight; for Nitro itself."""
+        coefficients = {name: self._weight_decay * self._applies[name] for name in params}
+        return decay_pulls(params, coefficients=coefficients, anchor=self._anchor)

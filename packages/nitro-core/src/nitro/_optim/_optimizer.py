@@ -1,60 +1,141 @@
-"""The optimizer of a run: one optax transformation, built inside the trace."""
+"""The optimizer of a run: one pure update, built inside the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from nitro._experiment import Experiment
 from nitro._trees import Flat
+from nitro.errors import HookError, NitroError
+
+from ._decay import DecayInputs
+from ._factories import checked_chain, refuse_accumulation
+from ._groups import ParamGroup
+from ._hyper import Hyper
+from ._opt_state import owned_state
+from ._schedule_keys import Schedule
+from ._table import RowLayout, StepTable
+from ._weak import call_weakly
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """Turns gradients into new parameters; what may move between steps is traced.
 
+    Traced are the rates, the decays, the clip threshold and the scheduled Device fields,
+    which lie in the rows of the table, and the decay's anchors and exclusions. All else is
+    a constant, so that an update is the same bits as the recipe written by hand in optax.
+
     Attributes:
-        factory: An optax factory that takes `learning_rate`.
-        learning_rate: The constant rate.
+        owner: The experiment's class.
+        leaves: The names of all parameters, in the model's order.
+        groups: The parameter groups, the default one first.
+        layout: What lies where in a row.
+        clips: Whether the gradient is clipped.
+        steps: The table of the run.
+        decay_inputs: What the decay of the weights reads.
+        schedules: The schedules by what they bind to.
+        unused: What the chain of a group does not read, by group; for the report.
     """
 
-    factory: Callable[..., optax.GradientTransformation]
-    learning_rate: float
+    owner: type[Experiment]
+    leaves: tuple[str, ...]
+    groups: tuple[ParamGroup, ...]
+    layout: RowLayout
+    clips: bool
+    steps: StepTable
+    decay_inputs: DecayInputs
+    schedules: Mapping[str, Schedule]
+    unused: dict[str, set[str]] = field(default_factory=dict, compare=False)
 
-    def init(self, params: Flat) -> Any:
-        """The optimizer's state for these parameters."""
-        return self.factory(learning_rate=self.learning_rate).init(params)
+    def init(self, params: Flat, view: Any) -> Any:
+        """The optimizer's state for these parameters: by group, none of it shared with them.
 
-    def anchors(self) -> Flat:
-        """What weights decay toward, by parameter; an input of the step program."""
-        return {}
+        Args:
+            params: The parameters by name.
+            view: The compile view, with the Device fields as arrays.
+
+        Raises:
+            HookError: A transformation cannot be made, or cannot start.
+            ConfigError: A transformation accumulates by itself, or keeps no arrays.
+        """
+        # On NumPy: each eager JAX operation would compile.
+        scalars = self.layout.scalars(self.steps[[0]][0])
+        inputs = jax.tree.map(np.asarray, self.decay_inputs)
+        states: dict[str, Any] = {}
+        for group in self.groups:
+            hyper = self._hyper(group, scalars, inputs)
+            with _blaming(self._called(group)):
+                states[group.name] = self._transformation(group, hyper, view).init(
+                    {name: params[name] for name in group.leaves}
+                )
+            refuse_accumulation(self._called(group), states[group.name])
+            if group.factory is None:
+                self.unused[group.name] = {"learning_rate", "weight_decay"} - hyper.reads
+        return owned_state(states, params)
+
+    def anchors(self) -> DecayInputs:
+        """What the decay of the weights reads; an input of the step program."""
+        return self.decay_inputs
 
     def code(self) -> dict[str, Any]:
-        """The user's code and constants that a trace of `update` depends on, by label."""
-        return {"optimizer": self.factory}
+        """The user's code and constants that a trace of `update` depends on, by label.
 
-    def table(self, num_steps: int) -> np.ndarray:
+        Rates, decays, anchors, the clip threshold, and which parameters decay are inputs of
+        the program, so they are not in here.
+        """
+        facts: dict[str, Any] = {"columns": ", ".join(self.layout.columns)}
+        code: dict[str, Any] = {"optimizer": facts}
+        for group in self.groups:
+            facts[f"group {group.name}"] = ", ".join(group.leaves)
+            if group.factory is not None:
+                code[f"optimizer of `{group.name}`"] = group.factory
+            else:
+                code[f"{self.owner.__name__}.optimizer"] = self.owner.optimizer
+                # Such a hook may use the exclusions as a static mask.
+                facts[f"no decay in {group.name}"] = ", ".join(sorted(group.no_decay))
+        return code
+
+    def table(self, num_steps: int) -> StepTable:
         """The values of everything that is traced and may change with the step.
 
         Args:
-            num_steps: The horizon, in optimizer steps.
-
-        Returns:
-            float32 (num_steps, columns): one row per step.
+            num_steps: The horizon that setup evaluated the schedules for.
         """
-        return np.full((num_steps, 1), self.learning_rate, np.float32)
+        assert num_steps == len(self.steps), (num_steps, len(self.steps))
+        return self.steps
 
     def scheduled_fields(self, device: Flat, row: jax.Array) -> Flat:
         """The Device fields of one step: the scheduled ones come out of the row."""
-        del row
-        return device
+        return self.layout.device_fields(row, device)
+
+    def device_at(self, device: Flat, step: int) -> Flat:
+        """The Device fields after `step` finished steps, for what runs between two steps.
+
+        Evaluation after step n sees what step n saw; before the first step, what it will see.
+        """
+        scheduled = [name for name in device if f"device.{name}" in self.schedules]
+        # On NumPy: eager JAX operations would compile, in the middle of a run.
+        row = self.steps[[max(step - 1, 0)]][0]
+        fields = {name: self.layout.field_at(row, name, device[name]) for name in scheduled}
+        return {**device, **jax.tree.map(jnp.asarray, fields)}
 
     def update(
-        self, grads: Flat, opt_state: Any, params: Flat, anchors: Flat, row: jax.Array
+        self,
+        grads: Flat,
+        opt_state: Any,
+        params: Flat,
+        anchors: DecayInputs,
+        row: jax.Array,
+        view: Any,
     ) -> tuple[Flat, Any]:
         """One update: the new parameters and optimizer state. Pure; works under jit.
 
@@ -64,20 +145,83 @@ class Optimizer:
             params: The parameters before the update.
             anchors: What `anchors` returned.
             row: float32 (columns,): the row of the table for this step.
+            view: The compile view of this step.
         """
-        del anchors
-        # The rate is traced and everything else constant: bit-equal to optax by hand.
-        transformation = self.factory(learning_rate=row[0])
-        updates, opt_state = transformation.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state  # pyright: ignore[reportReturnType] - optax types trees loosely
+
+        def updated(scalars: Mapping[str, Any], *trees: Any) -> tuple[Flat, Any]:
+            return self._update(view, scalars, *trees)
+
+        return call_weakly(updated, self.layout.scalars(row), grads, opt_state, params, anchors)
+
+    def _update(
+        self,
+        view: Any,
+        scalars: Mapping[str, Any],
+        grads: Flat,
+        opt_state: Any,
+        params: Flat,
+        anchors: DecayInputs,
+    ) -> tuple[Flat, Any]:
+        if self.clips:
+            grads = _clipped(grads, scalars["clip"])
+        new_params: Flat = {}
+        new_state: dict[str, Any] = {}
+        for group in self.groups:
+            hyper = self._hyper(group, scalars, anchors)
+            mine = {name: params[name] for name in group.leaves}
+            with _blaming(self._called(group)):
+                transformation = self._transformation(group, hyper, view)
+                updates, new_state[group.name] = transformation.update(
+                    {name: grads[name] for name in group.leaves}, opt_state[group.name], mine
+                )
+                new: Any = optax.apply_updates(mine, updates)
+            if group.factory is not None:
+                # Taken off the updated weights rather than added to the updates, so that a
+                # decay of 0 leaves the bits alone, whatever XLA fuses into a multiply-add.
+                pulls = hyper.pulls(mine)
+                new = {name: new[name] - pulls[name] for name in new}
+            new_params |= new
+        return {name: new_params[name] for name in params}, new_state
+
+    def _transformation(
+        self, group: ParamGroup, hyper: Hyper, view: Any
+    ) -> optax.GradientTransformation:
+        if group.factory is None:
+            return checked_chain(self._called(group), view.optimizer(group.name, hyper))
+        return group.factory(learning_rate=hyper.learning_rate)
+
+    def _hyper(self, group: ParamGroup, scalars: Mapping[str, Any], anchors: DecayInputs) -> Hyper:
+        applies = dict(zip(self.leaves, anchors.applies, strict=True))
+        return Hyper(
+            learning_rate=scalars[f"opt.{group.name}.learning_rate"],
+            weight_decay=scalars[f"opt.{group.name}.weight_decay"],
+            applies={name: applies[name] for name in group.leaves},
+            anchor={name: anchors.toward[name] for name in group.leaves if name in anchors.toward},
+            no_decay={name: name in group.no_decay for name in group.leaves},
+        )
+
+    def _called(self, group: ParamGroup) -> str:
+        hyper = ", hyper" if group.factory is None else ""
+        return f'{self.owner.__name__}.optimizer("{group.name}"{hyper})'
 
 
-def default_no_decay(path: str, leaf: Any) -> bool:
-    """Whether a parameter is left out of weight decay: biases and scales, that is 1-D leaves.
+def _clipped(grads: Flat, threshold: Any) -> Flat:
+    """Scales all gradients so that their joint norm is at most `threshold`."""
+    clip = optax.clip_by_global_norm(threshold)
+    return clip.update(grads, clip.init(grads))[0]  # pyright: ignore[reportReturnType] - optax types trees loosely
 
-    Args:
-        path: The parameter's dotted name.
-        leaf: The parameter, or its shape and dtype.
-    """
-    del path
-    return len(leaf.shape) <= 1
+
+@contextmanager
+def _blaming(called: str) -> Generator[None]:
+    """Says which group's optimizer an exception comes from."""
+    try:
+        yield
+    except NitroError:
+        raise
+    except Exception as error:
+        raise HookError(
+            f"The optimizer that `{called}` returned fails: {type(error).__name__}: {error}",
+            expected="a transformation with a traced rate, whose update takes gradients, state "
+            "and parameters, and nothing else",
+            fix="use another optimizer, or build the chain in `optimizer(self, group, hyper)`",
+        ) from error

@@ -91,14 +91,14 @@ def _group_values(group: ParamGroup, opt: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _rate_values(schedule: Schedule, num_steps: int, evaluate: Evaluate) -> Any:
-    value = evaluate_schedule(
-        schedule.key, schedule.value, num_steps=num_steps, evaluate=evaluate
-    )
+    value = evaluate_schedule(schedule.key, schedule.value, num_steps=num_steps, evaluate=evaluate)
     array = _as_array(schedule, value)
     if array.shape not in ((), (num_steps,)) or array.dtype.kind not in "iuf":
         raise _misfit(schedule, array, "one real number for each step", num_steps)
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise _bad_value(schedule, array, np.isfinite(array) & (array >= 0), "0 or more, and finite")
+        raise _bad_value(
+            schedule, array, np.isfinite(array) & (array >= 0), "0 or more, and finite"
+        )
     return array.item() if array.ndim == 0 else array.astype(np.float32)
 
 
@@ -110,9 +110,7 @@ def _field_values(schedule: Schedule, field: Any, num_steps: int, evaluate: Eval
             f"{', '.join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(field)}))}.",
             expected="real numbers: a schedule is a table of float32",
         )
-    values = evaluate_schedule(
-        schedule.key, schedule.value, num_steps=num_steps, evaluate=evaluate
-    )
+    values = evaluate_schedule(schedule.key, schedule.value, num_steps=num_steps, evaluate=evaluate)
     leaves, treedef = jax.tree.flatten(field)
     given, structure = jax.tree.flatten(values)
     if structure != treedef:
@@ -168,6 +166,4 @@ def _bad_value(
 ) -> ConfigError:
     at = tuple(np.argwhere(~good)[0])
     where = f" at step {at[0]}, counted from 0" if at else ""
-    return ConfigError(
-        f"The schedule `{schedule.key}` is {values[at]}{where}.", expected=expected
-    )
+    return ConfigError(f"The schedule `{schedule.key}` is {values[at]}{where}.", expected=expected)

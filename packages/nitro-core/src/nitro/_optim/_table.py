@@ -40,7 +40,7 @@ class RowLayout:
             start += width
         return cls(columns=columns, width=start)
 
-    def scalars(self, row: jax.Array) -> dict[str, jax.Array]:
+    def scalars(self, row: Any) -> dict[str, Any]:
         """The hyperparameters in a row by name, each float32 ()."""
         return {
             name: row[start]
@@ -49,16 +49,35 @@ class RowLayout:
         }
 
     def device_fields(self, row: Any, device: Flat) -> Flat:
-        """The Device fields at a row: the scheduled ones come out of it.
+        """The Device fields at a row: the scheduled ones come out of it. For a trace.
 
         A column of a field that is not scheduled holds NaN, and the field stays as it is.
         """
-        fields = dict(device)
-        for name in device:
-            start, stop = self.columns.get(f"device.{name}", (0, 0))
-            if start != stop:
-                fields[name] = _selected(device[name], row[start:stop])
-        return fields
+
+        def selected(name: str, value: Any) -> Any:
+            if f"device.{name}" not in self.columns:
+                return value
+            given = self.field_at(row, name, value)
+            is_constant = jnp.isnan(row[self.columns[f"device.{name}"][0]])
+            return jax.tree.map(lambda old, new: jnp.where(is_constant, old, new), value, given)
+
+        return {name: selected(name, value) for name, value in device.items()}
+
+    def field_at(self, row: Any, name: str, like: Any) -> Any:
+        """A Device field out of its columns, in its own shapes and dtypes.
+
+        Args:
+            row: A row, of NumPy or traced.
+            name: The field.
+            like: The field's value: a tree of arrays.
+        """
+        start, _ = self.columns[f"device.{name}"]
+        leaves, treedef = jax.tree.flatten(like)
+        parts: list[Any] = []
+        for leaf in leaves:
+            parts.append(row[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
+            start += leaf.size
+        return jax.tree.unflatten(treedef, parts)
 
 
 class StepTable:
@@ -94,26 +113,11 @@ class StepTable:
 
 def is_schedulable(value: Any) -> bool:
     """Whether a Device field (a tree of arrays) can be a part of a float32 row."""
-    return all(
-        leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.floating | jnp.integer)
-        if not isinstance(leaf.dtype, jax.dtypes.ExtendedDType)
-        else False
-        for leaf in jax.tree.leaves(value)
-    )
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    leaves = jax.tree.leaves(value)
+    return all(any(jnp.issubdtype(leaf.dtype, kind) for kind in kinds) for leaf in leaves)
 
 
 def field_size(value: Any) -> int:
     """How many columns a Device field takes."""
     return sum(leaf.size for leaf in jax.tree.leaves(value))
-
-
-def _selected(value: Any, columns: Any) -> Any:
-    """The field out of its columns, in its own shapes and dtypes; as it is where they are NaN."""
-    leaves, treedef = jax.tree.flatten(value)
-    is_constant = jnp.isnan(columns[0])
-    start, selected = 0, list[Any]()
-    for leaf in leaves:
-        part = columns[start : start + leaf.size].reshape(leaf.shape)
-        selected.append(jnp.where(is_constant, leaf, part.astype(leaf.dtype)))
-        start += leaf.size
-    return jax.tree.unflatten(treedef, selected)

@@ -13,6 +13,7 @@ from ._memory import (
     program_memory,
 )
 from ._options import checked_compile_options
+from ._pure import run_pure
 from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
 from ._step import Chunk, StepInputs, StepPlan
@@ -38,6 +39,7 @@ __all__ = [
     "has_convolutions",
     "in_units",
     "program_memory",
+    "run_pure",
     "store",
     "tree_bytes",
     "why_not_by_content",

@@ -118,7 +118,9 @@ class MemoryPlan:
         return sum(part.size_bytes for part in self.parts.values() if part.held is held)
 
     def __str__(self) -> str:
-        lines = [f"memory plan: {self.share:.1%} of the {in_units(self.limit_bytes)} of {self.device}"]
+        lines = [
+            f"memory plan: {self.share:.1%} of the {in_units(self.limit_bytes)} of {self.device}"
+        ]
         lines += [
             f"  {name:<32}{in_units(part.size_bytes):>12}  {part.held.value}"
             for name, part in self.parts.items()

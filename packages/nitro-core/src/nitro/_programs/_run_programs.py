@@ -164,7 +164,7 @@ class RunPrograms:
             request = ProgramRequest(
                 role=role,
                 owner=type(self.hooks.experiment).__name__,
-                parts={**self._current_code(role), **(parts or {}), **_jax_config()},
+                parts={**self._current_code(role), **(parts or {}), **jax_config()},
                 graph=self._graph_parts(),
                 make=make,
                 arguments=abstract_arguments(arguments),
@@ -244,6 +244,7 @@ class RunPrograms:
         return {name: KeyPart(value_digest(v), describe(v)) for name, v in values.items()}
 
 
-def _jax_config() -> dict[str, KeyPart]:
+def jax_config() -> dict[str, KeyPart]:
+    """What the configuration of JAX has to do with a compiled program."""
     values = {name: getattr(jax.config, name, None) for name in _CONFIG}
     return {name: KeyPart(repr(value), repr(value)) for name, value in values.items()}

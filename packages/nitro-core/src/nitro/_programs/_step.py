@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nitro._optim import Optimizer
+from nitro._optim import DecayInputs, Optimizer
 from nitro._state import TrainState
 from nitro._trees import Flat
 
@@ -23,13 +23,13 @@ class StepInputs(NamedTuple):
 
     Attributes:
         device: The Device fields.
-        anchors: What weights decay toward.
+        anchors: Which weights decay, and toward what.
         data: The whole training split on the device, by field; empty where batches are
             fed from the host.
     """
 
     device: Flat
-    anchors: Flat
+    anchors: DecayInputs
     data: Flat
 
 
@@ -91,7 +91,7 @@ def make_step_program(
                 micro_batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
                 grads, model_state, scalars = _accumulate(hooks, view, state, micro_batches)
                 params, opt_state = optimizer.update(
-                    grads, state.opt_state, state.params, inputs.anchors, row
+                    grads, state.opt_state, state.params, inputs.anchors, row, view
                 )
                 return TrainState(params, model_state, opt_state), scalars
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,54 @@ from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_batch, num_rows, routed_fields
 from nitro.errors import DataError
 
+from ._prefetch import prefetched
+
 _RESIDENT_SHARE = 0.1
 """The share of the device's memory that a training split may take without being asked."""
+
+
+class FedChunk(NamedTuple):
+    """What one call of the step program is fed.
+
+    Attributes:
+        batches: Stacked batches or indices; see `Chunk`.
+        count: How many of their steps count.
+        loader_state: Where the source stands behind them, if it can say so.
+    """
+
+    batches: Any
+    count: int
+    loader_state: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochCut:
+    """Which steps of an epoch to take, and where calls must end.
+
+    Attributes:
+        epoch: The epoch, counted from 0.
+        first_step: How many of its steps are done already.
+        steps_before: Optimizer steps before this epoch.
+        every: Calls end at each multiple of so many optimizer steps; None for anywhere.
+        loader_state: Where the source stood after `first_step`, if it can say so.
+    """
+
+    epoch: int
+    first_step: int = 0
+    steps_before: int = 0
+    every: int | None = None
+    loader_state: Any = None
+
+    def lengths(self, longest: int, num_steps: int) -> Iterator[int]:
+        """How many steps each call takes."""
+        step = self.first_step
+        while step < num_steps:
+            count = min(longest, num_steps - step)
+            if self.every is not None:
+                done = self.steps_before + step
+                count = min(count, self.every - done % self.every)
+            yield count
+            step += count
 
 
 class Feed(Protocol):
@@ -36,11 +84,8 @@ class Feed(Protocol):
         """Batches of the shapes that `chunks` yields."""
         ...
 
-    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
-        """The steps of an epoch (from 0), from micro-batch `start` on.
-
-        Yields stacked batches and how many of their steps count.
-        """
+    def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
+        """The steps of an epoch, cut into calls."""
         ...
 
 
@@ -83,16 +128,16 @@ class DeviceFeed:
         shape = (plan.steps_per_call, plan.accum, self._source.batch_size)
         return np.zeros(shape, np.int32)
 
-    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
+    def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
         """See `Feed.chunks`."""
         size = self._source.batch_size
-        num_steps = (len(self._source) - start) // plan.accum
-        order = self._source.order(epoch).astype(np.int32)
-        order = order[start * size :][: num_steps * plan.accum * size]
-        steps = order.reshape(num_steps, plan.accum, size)
-        for first in range(0, num_steps, plan.steps_per_call):
-            chunk = steps[first : first + plan.steps_per_call]
-            yield _padded(chunk, plan.steps_per_call), len(chunk)
+        num_steps = len(self._source) // plan.accum
+        order = self._source.order(cut.epoch).astype(np.int32)
+        steps = order[: num_steps * plan.accum * size].reshape(num_steps, plan.accum, size)
+        first = cut.first_step
+        for count in cut.lengths(plan.steps_per_call, num_steps):
+            yield FedChunk(_padded(steps[first : first + count], plan.steps_per_call), count)
+            first += count
 
 
 class HostFeed:
@@ -113,20 +158,42 @@ class HostFeed:
         lead = (plan.steps_per_call, plan.accum)
         return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape)), self._first)
 
-    def chunks(self, plan: StepPlan, epoch: int, start: int) -> Iterator[tuple[Any, int]]:
-        """See `Feed.chunks`."""
-        group: list[Flat] = []
-        for fields in self._micro_batches(epoch, start):
-            group.append(fields)
-            if len(group) == plan.steps_per_call * plan.accum:
-                yield _stacked(group, plan)
-                group = []
-        if len(group) >= plan.accum:
-            yield _stacked(group[: len(group) // plan.accum * plan.accum], plan)
+    def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
+        """See `Feed.chunks`: stacked in a thread of their own, a chunk or two ahead."""
+        yield from prefetched(self._stacked_chunks(plan, cut))
 
-    def _micro_batches(self, epoch: int, start: int) -> Iterator[Flat]:
-        peek = getattr(self._source, "batches", None)
-        batches = self._source if peek is None else peek(epoch, start)
+    def _stacked_chunks(self, plan: StepPlan, cut: EpochCut) -> Iterator[FedChunk]:
+        source = self._source
+        num_steps = len(source) // plan.accum
+        batches, position = self._open(cut, plan.accum)
+        fields = self._checked_batches(batches, cut.first_step * plan.accum)
+        for count in cut.lengths(plan.steps_per_call, num_steps):
+            group = list(itertools.islice(fields, count * plan.accum))
+            if len(group) < count * plan.accum:
+                raise DataError(
+                    f"The split `train` ended after {len(group)} more batches of epoch "
+                    f"{cut.epoch + 1}; its length promised {len(source)} in all.",
+                    expected="as many batches in every epoch as `len()` says",
+                    fix="return a source that starts again at each `iter()`, not a generator",
+                )
+            yield FedChunk(_stacked(group, plan), count, position())
+
+    def _open(self, cut: EpochCut, accum: int) -> tuple[Iterator[Any], Callable[[], Any]]:
+        """The batches of an epoch from its first step on, and what tells their position."""
+        batches = getattr(self._source, "batches", None)
+        if batches is not None:
+            return iter(batches(cut.epoch, cut.first_step * accum)), lambda: None
+        if cut.loader_state is not None and hasattr(self._source, "set_state"):
+            self._source.set_state(cut.loader_state)
+        iterator = iter(self._source)
+        if cut.loader_state is not None and hasattr(iterator, "set_state"):
+            iterator.set_state(cut.loader_state)  # pyright: ignore[reportAttributeAccessIssue] - asked above
+        for holder in (iterator, self._source):
+            if hasattr(holder, "get_state"):
+                return iterator, holder.get_state
+        return iterator, lambda: None
+
+    def _checked_batches(self, batches: Iterator[Any], start: int) -> Iterator[Flat]:
         for index, item in enumerate(batches, start=start + 1):
             yield self._checked(item, f"batch {index} of `train`")
 
@@ -167,14 +234,14 @@ def _shapes(value: Any) -> str:
     return ", ".join(f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(value))
 
 
-def _stacked(group: list[Flat], plan: StepPlan) -> tuple[Any, int]:
+def _stacked(group: list[Flat], plan: StepPlan) -> Any:
     count = len(group) // plan.accum
 
     def stack(*leaves: np.ndarray) -> np.ndarray:
         steps = np.stack(leaves).reshape(count, plan.accum, *leaves[0].shape)
         return _padded(steps, plan.steps_per_call)
 
-    return jax.tree.map(stack, *group), count
+    return jax.tree.map(stack, *group)
 
 
 def _padded(steps: np.ndarray, length: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,9 +16,11 @@ from nitro._programs import MemoryPlan
 from nitro.errors import ConfigError, did_you_mean
 
 from ._binding import binding_report
+from ._device_fields import device_field, set_device_fields
 from ._history import History
-from ._loop import plan_memory, train
-from ._phases import Phase
+from ._loop import plan_memory, run_training
+from ._phases import Monitor, Phase, subscribe
+from ._resume import resume_session
 from ._session import Session, make_session
 from ._setup import set_up
 
@@ -37,9 +39,16 @@ class Nitro:
         n_devices: How many devices to train on; 1 for now.
         accum: Micro-batches folded into one optimizer step; default 1.
         max_epochs: How many epochs `train` runs to; default 1.
+        gradient_clip_norm: The largest norm of all gradients together, after `accum`;
+            default 0: no clipping.
+        schedules: What changes with the step, in place of the experiment's `schedules`.
         logger: A logger; default JSON Lines in `run_dir`; None logs nothing.
         checkpointer: A `TopK`; default the newest and the 3 lowest `val_loss`; None
             writes no records.
+        checkpoint_every_steps: Also write a record each time so many optimizer steps are
+            done, in the middle of an epoch too; default None: after each epoch only.
+        early_stop: An `EarlyStop`, or an object with `should_stop(epoch, metrics)`;
+            default None.
         check_divergence: Whether a non-finite loss stops the run; default True.
         steps_per_call: How many optimizer steps one call of the compiled program takes
             at most; default None: chosen from the program, the platform and the batches.
@@ -52,6 +61,8 @@ class Nitro:
         memory_limit_bytes: The memory that the plan is checked against; default None:
             what the device says, the host's RAM on the CPU.
         data: The splits to use instead of `build_data`'s; `{}` for serving and export.
+        resume: A record to go on from exactly, as `checkpoint` names one; "auto" takes the
+            newest in `run_dir`, and starts anew where there is none.
         checkpoint: A record to take weights from: a run's directory, with or without
             `@best` or `@latest` behind it, or a record's directory.
 
@@ -71,8 +82,12 @@ class Nitro:
         n_devices: int = UNSET,
         accum: int = UNSET,
         max_epochs: int = UNSET,
+        gradient_clip_norm: float = UNSET,
+        schedules: Mapping[str, Any] = UNSET,
         logger: Any = UNSET,
         checkpointer: Any = UNSET,
+        checkpoint_every_steps: int | None = UNSET,
+        early_stop: Any = UNSET,
         check_divergence: bool = UNSET,
         steps_per_call: int | None = UNSET,
         progress: bool | None = UNSET,
@@ -81,12 +96,17 @@ class Nitro:
         slow_compile_s: float = UNSET,
         memory_limit_bytes: int | None = UNSET,
         data: Mapping[str, Any] | None = None,
+        resume: str | Path | bool = False,
         checkpoint: str | Path | None = None,
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "experiment")
         }
         self._session = make_session(set_up(experiment, given))
+        self._session.handle = self
+        source = self._session.setup.source
+        if source.record is not None and source.is_resume:
+            resume_session(self._session, source.record)
 
     @property
     def experiment(self) -> Experiment:
@@ -112,6 +132,11 @@ class Nitro:
     def phase(self) -> Phase:
         """What the handle is doing."""
         return self._session.phase
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training ended: "completed", "early_stop", "requested", "error"; else None."""
+        return self._session.stop_reason
 
     @property
     def history(self) -> History:
@@ -144,24 +169,66 @@ class Nitro:
                 expected="data with a split `train`: this handle is for evaluation and export",
                 fix="build a handle without `data=`, or with a training split in it",
             )
-        self._session.report_drift()
-        if self.epoch >= self._session.setup.options.max_epochs:
-            return self
-        logger = self._session.setup.logger
-        with self._session.in_phase(Phase.TRAINING, then=Phase.DONE):
-            try:
-                logger.params(self._session.logged_params())
-                train(self._session)
-                if self._session.records is not None:
-                    self._session.records.wait()
-            except BaseException:
-                logger.finish("error")
-                raise
-            finally:
-                self._session.reporter.end()
-                self.close()
-        logger.finish("completed")
+        session = self._session
+        with session.verb():
+            if self.epoch < session.setup.options.max_epochs:
+                run_training(session)
         return self
+
+    def request_stop(self) -> None:
+        """Asks training to stop at the next boundary between calls, with a record.
+
+        May be called from a monitor, a signal handler or another thread.
+        """
+        self._session.stop_requested = True
+
+    def checkpoint(self) -> None:
+        """Writes a record: at once, or at the next boundary between calls while training.
+
+        Raises:
+            ConfigError: The handle writes no records.
+        """
+        session = self._session
+        if session.records is None:
+            raise ConfigError(
+                "This handle writes no records: its `checkpointer` is None.",
+                fix="build it with `checkpointer=nitro.TopK()`",
+            )
+        if session.phase is Phase.TRAINING:
+            session.record_requested = True
+        else:
+            session.save_record(None, session.stop_reason)
+            session.records.wait()
+
+    def on_phase(self, callback: Monitor) -> Callable[[], None]:
+        """Has `callback` called with a `PhaseEvent` at each change of phase.
+
+        A monitor that raises is warned about once, and disturbs nothing.
+
+        Returns:
+            A function that ends the subscription.
+        """
+        return subscribe(self._session.monitors.own, callback)
+
+    def set_device(self, **values: Any) -> Self:
+        """Sets Device fields, at once and without a compile.
+
+        Args:
+            values: New values by field; same tree, shapes and a dtype that converts.
+
+        Raises:
+            ConfigError: No such Device field, a scheduled one, or a value that does not fit.
+        """
+        set_device_fields(self._session, values)
+        return self
+
+    def device_value(self, name: str) -> Any:
+        """The value of a Device field as NumPy, or as a tree of NumPy arrays.
+
+        Raises:
+            ConfigError: No such Device field.
+        """
+        return device_field(self._session, name)
 
     def validate(self) -> dict[str, Any]:
         """The finalised metrics of the split `val`."""
@@ -178,8 +245,8 @@ class Nitro:
                 f"There is no split `{split}`.",
                 expected=did_you_mean(split, self._session.setup.splits),
             )
-        self._session.report_drift()
-        return self._session.evaluate(split)
+        with self._session.verb():
+            return self._session.evaluate(split)
 
     def predict(self, batch: Any) -> Any:
         """`forward` in evaluation mode.
@@ -195,11 +262,11 @@ class Nitro:
         Raises:
             DataError: Fields are missing, are no arrays, or disagree on the rows.
         """
-        self._session.report_drift()
         is_array_or_mapping = hasattr(batch, "shape") or hasattr(batch, "keys")
         if not is_array_or_mapping and hasattr(batch, "__iter__"):
-            return self._session.predict_all(batch)
-        return self._session.predict(batch)
+            return (self.predict(one) for one in batch)
+        with self._session.verb():
+            return self._session.predict(batch)
 
     def memory_plan(self) -> MemoryPlan:
         """What the run will hold on its device, part by part; prints as a table.
@@ -211,8 +278,7 @@ class Nitro:
 
     def close(self) -> None:
         """Waits for the last record and ends background threads; may be called again."""
-        if self._session.records is not None:
-            self._session.records.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,48 +3,80 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
 from typing import Any
 
 import jax
-import numpy as np
 
 from nitro._metrics import flat_scalars
-from nitro._optim import Optimizer
-from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
-from nitro.errors import DivergenceError
+from nitro._programs import MemoryPlan
+from nitro.errors import DivergenceError, NitroWarning
 
-from ._feed import Feed, make_feed
+from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
+from ._phases import Phase
 from ._session import Session
-from ._setup import traced_names
+from ._steps import Call, StepRunner
+from ._stopping import StopReason, stop_on_signals
+
+_SLOW_DATA = 0.25
+_WORTH_TELLING_S = 1.0
 
 
-def train(session: Session) -> None:
-    """Runs epochs until the horizon.
+def run_training(session: Session) -> None:
+    """Trains from where the session stands, and ends logger, records and progress.
 
-    An epoch is: its steps, then validation, history, log, record.
+    Ctrl-C and SIGTERM become requests to stop while it runs.
+    """
+    session.stop_requested = False
+    session.stop_reason = None
+    logger = session.setup.logger
+    with session.in_phase(Phase.TRAINING, then=Phase.DONE):
+        try:
+            logger.params(session.logged_params())
+            with stop_on_signals(session.request_stop):
+                session.stop_reason = _run_epochs(session)
+            session.wait_for_record()
+        except BaseException:
+            session.stop_reason = "error"
+            logger.finish("error")
+            raise
+        finally:
+            session.reporter.end()
+            session.close()
+    logger.finish("completed" if session.stop_reason == "completed" else "early_stop")
+
+
+def _run_epochs(session: Session) -> StopReason:
+    """Runs epochs until the horizon, an early stop or a request; returns which it was.
+
+    An epoch is: its steps, then validation, history, log, record. A request ends the
+    epoch at the next call's end: what is left of it belongs to whoever resumes.
     """
     setup = session.setup
     assert setup.optimizer is not None
-    steps = StepRunner(session, setup.optimizer)
-    session.evaluator.warm_up(session.state, session.device)
-    session.memory = steps.memory_plan()
-    check_memory_plan(session.memory, setup.owner)
+    with session.in_phase(Phase.COMPILING):
+        steps = StepRunner(session, setup.optimizer)
+        session.evaluator.warm_up(session.state, session.device)
+        session.memory = steps.memory_plan()
+        check_memory_plan(session.memory, setup.owner)
     session.reporter.begin(
         total_steps=setup.options.max_epochs * steps.per_epoch,
         done_steps=session.step,
         max_epochs=setup.options.max_epochs,
     )
+    leaks = LeakWatch()
     while session.epoch < setup.options.max_epochs:
-        epoch = session.epoch + 1
-        mean_loss = _train_epoch(session, steps, epoch)
-        session.epoch = epoch
-        metrics = _validate(session)
-        row = {"epoch": epoch, "step": session.step, "loss": mean_loss, **(metrics or {})}
-        session.history.append(row)
-        session.reporter.epoch_end(epoch=epoch, metrics={"loss": mean_loss, **(metrics or {})})
-        _save(session, metrics)
+        if not _train_epoch(session, steps):
+            _save(session, None, "requested")
+            return "requested"
+        metrics = _end_epoch(session, steps)
+        reason = _stop_reason(session, metrics)
+        _save(session, metrics, reason)
+        leaks.epoch_end(session.epoch)
+        if reason is not None:
+            return reason
+    return "completed"
 
 
 def plan_memory(session: Session) -> MemoryPlan:
@@ -56,92 +88,41 @@ def plan_memory(session: Session) -> MemoryPlan:
     return StepRunner(session, optimizer).memory_plan()
 
 
-class StepRunner:
-    """Drives the step program over an epoch, a chunk of steps per call."""
-
-    def __init__(self, session: Session, optimizer: Optimizer) -> None:
-        setup = session.setup
-        source, first = setup.splits["train"], setup.first["train"]
-        self._session = session
-        self._feed: Feed = make_feed(
-            source, first, traced_names(setup.hooks, first, with_loss=True)
-        )
-        self.per_epoch = len(source) // setup.options.accum
-        self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
-        self._anchors = optimizer.anchors()
-        self._plan, self._program = self._choose()
-
-    def run_epoch(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
-        """Takes the steps of an epoch (counted from 1).
-
-        Yields, for each call, its first step, how many steps it took, and their scalars,
-        which are still on the device.
-        """
-        session = self._session
-        for batches, count in self._feed.chunks(self._plan, epoch - 1, 0):
-            first = session.step + 1
-            chunk = Chunk(self._rows(session.step), batches, np.int32(count))
-            session.state, scalars = self._program(session.state, self._inputs(), chunk)
-            session.step += count
-            yield first, count, scalars
-
-    def memory_plan(self) -> MemoryPlan:
-        """What the run will hold, before any of its data is on the device."""
-        return make_memory_plan(self._session, self._input_shapes(), self._example(self._plan))
-
-    def _choose(self) -> tuple[StepPlan, Program]:
-        session, options = self._session, self._session.setup.options
-        return session.setup.programs.choose_step(
-            session.state,
-            self._input_shapes(),
-            self._example,
-            accum=options.accum,
-            steps_per_call=options.steps_per_call,
-            steps_per_epoch=self.per_epoch,
-            bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
-            on_device=bool(self._feed.data_shapes),
-        )
-
-    def _example(self, plan: StepPlan) -> Chunk:
-        return Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0))
-
-    def _input_shapes(self) -> StepInputs:
-        return StepInputs(self._session.device, self._anchors, self._feed.data_shapes)
-
-    def _inputs(self) -> StepInputs:
-        return StepInputs(self._session.device, self._anchors, self._feed.data)
-
-    def _rows(self, step: int, plan: StepPlan | None = None) -> np.ndarray:
-        length = (plan or self._plan).steps_per_call
-        # Rows beyond the horizon belong to steps that are never taken.
-        indices = np.minimum(np.arange(step, step + length), len(self._table) - 1)
-        return self._table[indices]
-
-
-def _train_epoch(session: Session, steps: StepRunner, epoch: int) -> float:
-    losses: list[float] = []
-    pending: tuple[int, int, Any] | None = None
-    for call in steps.run_epoch(epoch):
+def _train_epoch(session: Session, steps: StepRunner) -> bool:
+    """Takes the rest of the epoch's steps; False if a request cut it short."""
+    pending: Call | None = None
+    every = session.setup.options.checkpoint_every_steps
+    for call in steps.run_epoch():
         # Scalars are read one call late, so that the device never waits for the host.
         if pending is not None:
-            losses += _report(session, epoch, *pending)
+            _report(session, pending)
         pending = call
+        at_boundary = every is not None and session.step % every == 0
+        if session.stop_requested or session.record_requested or at_boundary:
+            _report(session, pending)
+            pending = None
+            at_end = session.steps_in_epoch == steps.per_epoch
+            if session.stop_requested and not at_end:
+                return False
+            if not at_end:
+                _save(session, None, None)
     if pending is not None:
-        losses += _report(session, epoch, *pending)
-    return float(np.mean(losses))
+        _report(session, pending)
+    return True
 
 
-def _report(session: Session, epoch: int, first: int, count: int, scalars: Any) -> list[float]:
-    """Logs the steps of one call and returns their losses."""
-    host = {name: values[:count].tolist() for name, values in jax.device_get(scalars).items()}
+def _report(session: Session, call: Call) -> None:
+    """Logs the steps of one call and adds up their losses."""
+    host = {n: v[: call.count].tolist() for n, v in jax.device_get(call.scalars).items()}
+    epoch = session.epoch + 1
     log = session.setup.logger.metrics
-    for index in range(count):
+    for index in range(call.count):
+        step = call.first + index
         values = {name: column[index] for name, column in host.items()}
-        _check_loss(session, values["loss"], step=first + index, epoch=epoch)
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        log(finite, context="train", step=first + index, epoch=epoch)
-    session.reporter.advance(step=first + count - 1, epoch=epoch, loss=host["loss"][-1])
-    return host["loss"]
+        _check_loss(session, values["loss"], step=step, epoch=epoch)
+        log(_finite(values), context="train", step=step, epoch=epoch)
+        session.epoch_loss.add(values["loss"])
+    session.reporter.advance(step=call.first + call.count - 1, epoch=epoch, loss=host["loss"][-1])
 
 
 def _check_loss(session: Session, loss: float, *, step: int, epoch: int) -> None:
@@ -153,22 +134,61 @@ def _check_loss(session: Session, loss: float, *, step: int, epoch: int) -> None
         )
 
 
+def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
+    """Validates, and writes the epoch into history and log; returns what was validated."""
+    mean_loss = session.epoch_loss.take()
+    session.epoch += 1
+    session.steps_in_epoch = 0
+    _report_data_wait(session, *steps.take_data_wait())
+    metrics = _validate(session)
+    row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss, **(metrics or {})}
+    session.history.append(row)
+    session.reporter.epoch_end(epoch=session.epoch, metrics={"loss": mean_loss, **(metrics or {})})
+    return metrics
+
+
+def _report_data_wait(session: Session, waited_s: float, share: float) -> None:
+    values = {"data_wait_frac": share}
+    session.setup.logger.metrics(values, context="data", step=session.step, epoch=session.epoch)
+    if share > _SLOW_DATA and waited_s > _WORTH_TELLING_S and not session.told_slow_data:
+        session.told_slow_data = True
+        warnings.warn(
+            f"Training waited for data for {share:.0%} of epoch {session.epoch}: it could be up "
+            f"to {1 / (1 - min(share, 0.99)):.1f} times as fast.\n"
+            "  fix: make the loader faster (fewer Python steps per sample, more workers), or keep "
+            "the data in an ArrayLoader",
+            NitroWarning,
+            stacklevel=2,
+        )
+
+
 def _validate(session: Session) -> dict[str, float] | None:
     if "val" not in session.setup.splits:
         return None
     scalars = flat_scalars(session.evaluate("val"))
-    finite = {name: value for name, value in scalars.items() if math.isfinite(value)}
-    session.setup.logger.metrics(finite, context="val", step=session.step, epoch=session.epoch)
+    log = session.setup.logger.metrics
+    log(_finite(scalars), context="val", step=session.step, epoch=session.epoch)
     return scalars
 
 
-def _save(session: Session, metrics: dict[str, float] | None) -> None:
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReason | None:
+    """Why the run ends after this epoch, if it does; the stopper is always asked."""
+    stopper: Any = session.setup.stopper
+    stops = stopper is not None and stopper.should_stop(session.epoch, metrics or {})
+    if session.epoch >= session.setup.options.max_epochs:
+        return "completed"
+    if stops:
+        return "early_stop"
+    return "requested" if session.stop_requested else None
+
+
+def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:
+    session.record_requested = False
     if session.records is None:
         return
-    session.records.save(
-        session.state,
-        step=session.step,
-        epoch=session.epoch,
-        metrics=metrics,
-        meta=session.record_meta(metrics),
-    )
+    with session.in_phase(Phase.CHECKPOINTING):
+        session.save_record(metrics, reason)

@@ -16,7 +16,6 @@ from nitro._programs import (
     MemoryPart,
     MemoryPlan,
     Program,
-    ProgramMemory,
     StepInputs,
     has_convolutions,
     in_units,
@@ -40,7 +39,7 @@ _ADVICE = {
     "step: activations": "halve `batch_size` and double `accum`, or wrap blocks of the model in "
     "`nnx.remat`",
     "batches in flight": "lower `steps_per_call` or `batch_size`",
-    "training data": "keep it on the host: `ArrayLoader(..., device=False)`",
+    "training data": "keep the training data on the host: `ArrayLoader(..., device=False)`",
     "evaluation": "lower the `batch_size` of the evaluation splits",
     "optimizer state": "take an optimizer with less state, such as `optax.sgd`",
     "checkpoint staging": "write no records during training: `checkpointer=None`",
@@ -92,7 +91,9 @@ def check_memory_plan(plan: MemoryPlan, owner: str) -> None:
             expected=f"less than {in_units(plan.limit_bytes)}",
             fix="; or ".join([*_advice(plan), "raise `memory_limit_bytes` if it is wrong"]),
         )
-    warnings.warn(f"{problem}\n  to lower it: {'; or '.join(_advice(plan))}", NitroWarning, stacklevel=2)
+    warnings.warn(
+        f"{problem}\n  to lower it: {'; or '.join(_advice(plan))}", NitroWarning, stacklevel=2
+    )
 
 
 def _kept(
@@ -136,12 +137,12 @@ def _evaluation(programs: list[Program]) -> dict[str, MemoryPart]:
     """The largest program that runs between the steps."""
     if not programs:
         return {}
-    sizes = {p.key.role: _working_bytes(p, program_memory(p.compiled)) for p in programs}
-    role = max(sizes, key=lambda role: sizes[role])
-    return {f"evaluation: {role}": MemoryPart(sizes[role], Held.EVALUATION)}
+    size, role = max((_working_bytes(p), p.key.role) for p in programs)
+    return {f"evaluation: {role}": MemoryPart(size, Held.EVALUATION)}
 
 
-def _working_bytes(program: Program, memory: ProgramMemory) -> int:
+def _working_bytes(program: Program) -> int:
+    memory = program_memory(program.compiled)
     resident = program.arguments[: _RESIDENT_ARGUMENTS.get(program.key.role, 0)]
     fed = memory.arguments - tree_bytes(resident)
     return fed + memory.results + memory.temporary + memory.code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import warnings
 from collections.abc import Mapping
@@ -11,10 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from nitro._checkpoint import TopK, open_record
+from nitro._checkpoint import TopK
 from nitro._devices import checked_n_devices, ensure_cache
 from nitro._experiment import (
     UNSET,
@@ -29,17 +30,21 @@ from nitro._experiment import (
     resolve_options,
 )
 from nitro._logs import JSONLinesLogger, Logger, checked_logger
-from nitro._optim import Optimizer
+from nitro._optim import Optimizer, make_optimizer
 from nitro._programs import (
     RunPrograms,
     TracedHooks,
     checked_compile_options,
+    run_pure,
     why_not_by_content,
 )
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro.errors import ConfigError, DataError
+
+from ._restore import Source, check_config, check_resumed_seed, find_source, read_opt_state
+from ._stopping import Stopper, check_stopper
 
 
 @dataclass(kw_only=True)
@@ -56,9 +61,10 @@ class Setup:
         state: The state that training starts from.
         device: The Device fields, on the device.
         checkpointer: The retention policy, or None.
+        stopper: Decides on early stopping, or None.
         logger: Where metrics go.
         first: The first batch of each split that setup looked at.
-        origin: Where the weights came from.
+        source: Where the weights came from.
         notes: Lines of the binding report that belong to no table.
     """
 
@@ -71,9 +77,10 @@ class Setup:
     state: TrainState
     device: Flat
     checkpointer: TopK | None
+    stopper: Stopper | None
     logger: Logger
     first: dict[str, Batch]
-    origin: str
+    source: Source
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,18 +103,39 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
     owner = type(experiment).__name__
     routes = read_routes(type(experiment))
-    record = None if given["checkpoint"] is None else open_record(given["checkpoint"])
+    source = find_source(
+        resume=given["resume"], checkpoint=given["checkpoint"], run_dir=options.run_dir
+    )
+    if source.record is not None:
+        check_config(source.record, experiment)
+    if source.record is not None and source.is_resume:
+        seed = check_resumed_seed(source.record, options.seed, options.sources["seed"])
+        options = dataclasses.replace(options, seed=seed)
     splits = _build_splits(experiment, options, given["data"])
     device = place_device_fields(experiment)
     layout, params, model_state = split_model(
         experiment.build_model(nnx.Rngs(options.seed)), hook=f"{owner}.build_model"
     )
-    if record is not None:
-        params = record.read("params", params)
-        model_state = record.read("model_state", model_state)
+    initial = params
+    if source.record is not None:
+        params = source.record.read("params", params)
+        model_state = source.record.read("model_state", model_state)
     hooks = TracedHooks(experiment=experiment, layout=layout, routes=routes)
     first = _checked_first_batches(hooks, splits)
-    optimizer = _make_optimizer(experiment) if "train" in splits else None
+    optimizer, opt_state = None, ()
+    if "train" in splits:
+        optimizer, opt_state = make_optimizer(
+            experiment,
+            params=params,
+            initial=initial,
+            device=device,
+            num_steps=options.max_epochs * (len(splits["train"]) // options.accum),
+            clip=options.gradient_clip_norm,
+            schedules=given["schedules"],
+            evaluate=run_pure,
+        )
+    if source.record is not None and source.is_resume and optimizer is not None:
+        opt_state = read_opt_state(source.record, opt_state)
     checkpointer = _checked_checkpointer(experiment, given["checkpointer"])
     programs = RunPrograms(
         hooks,
@@ -123,12 +151,13 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
         hooks=hooks,
         optimizer=optimizer,
         programs=programs,
-        state=TrainState(params, model_state, optimizer.init(params) if optimizer else ()),
+        state=TrainState(params, model_state, opt_state),
         device=device,
         checkpointer=checkpointer,
+        stopper=_checked_stopper(experiment, splits, given["early_stop"]),
         logger=_make_logger(experiment, options, given["logger"]),
         first=first,
-        origin="built by `build_model`" if record is None else f"restored from {record.path}",
+        source=source,
     )
     _warn_near_misses(setup)
     return setup
@@ -222,11 +251,6 @@ def needs_loss(hooks: TracedHooks) -> bool:
     return "metrics" not in hooks.routes
 
 
-def _make_optimizer(experiment: Experiment) -> Optimizer:
-    del experiment
-    return Optimizer(factory=optax.radam, learning_rate=1e-3)
-
-
 def _checked_checkpointer(experiment: Experiment, given: Any) -> TopK | None:
     checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
     if checkpointer is None:
@@ -244,6 +268,13 @@ def _checked_checkpointer(experiment: Experiment, given: Any) -> TopK | None:
             fix=f"add a `metrics` hook that emits `{checkpointer.metric}`, or drop `metric=`",
         )
     return checkpointer
+
+
+def _checked_stopper(experiment: Experiment, splits: Mapping[str, Any], given: Any) -> Any:
+    stopper, _ = resolve_option(experiment, "early_stop", given, None)
+    check_stopper(stopper, splits=splits, has_metrics=has_hook(experiment, "metrics"))
+    # A copy of its own: what it has seen belongs to this handle.
+    return copy.deepcopy(stopper)
 
 
 def _make_logger(experiment: Experiment, options: RunOptions, given: Any) -> Logger:

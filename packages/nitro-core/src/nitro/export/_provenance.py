@@ -28,7 +28,7 @@ def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
         "seed": session.setup.options.seed,
         "step": session.step,
         "epoch": session.epoch,
-        "weights": session.setup.origin,
+        "weights": session.setup.source.display,
         "run_dir": str(session.setup.options.run_dir),
         "python_version": platform.python_version(),
         "platform": platform.platform(),

@@ -1,0 +1,42 @@
+"""Says how weights will move: the optimizer's lines of the binding report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ._groups import ParamGroup
+from ._optimizer import Optimizer
+
+
+def describe_optimizer(optimizer: Optimizer) -> list[str]:
+    """One line for each group, each schedule, and what a chain leaves unused."""
+    return [*_group_lines(optimizer), *_schedule_lines(optimizer)]
+
+
+def _group_lines(optimizer: Optimizer) -> Iterator[str]:
+    for group in optimizer.groups:
+        yield f"group `{group.name}`: {_described(group)}"
+        unused = optimizer.unused.get(group.name, ())
+        for name in sorted(unused):
+            if name == "learning_rate" or _decays(optimizer, group):
+                yield f"group `{group.name}`: its chain does not use `hyper.{name}`"
+
+
+def _described(group: ParamGroup) -> str:
+    num_left_out = len(group.no_decay)
+    decay = f"decay {group.weight_decay:g} toward {group.anchor}"
+    if num_left_out:
+        decay += f" ({num_left_out} of {len(group.leaves)} arrays left out)"
+    rate = f"rate {group.learning_rate:g} ({group.ratio:g} of the base)"
+    return f"{group.optimizer}, {rate}, {decay}, {group.num_params:,} parameters"
+
+
+def _decays(optimizer: Optimizer, group: ParamGroup) -> bool:
+    targets = ("opt.weight_decay", f"opt.{group.name}.weight_decay")
+    return group.weight_decay != 0 or any(target in optimizer.schedules for target in targets)
+
+
+def _schedule_lines(optimizer: Optimizer) -> Iterator[str]:
+    for target, schedule in optimizer.schedules.items():
+        what = f"over {len(optimizer.steps)} steps" if callable(schedule.value) else "constant"
+        yield f"schedule `{schedule.key}` → {target}, {what} ({schedule.source})"

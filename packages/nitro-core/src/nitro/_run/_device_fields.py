@@ -1,0 +1,83 @@
+"""Reads and sets the Device fields of a live handle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nitro._experiment import Residency, field_names
+from nitro._trees import describe_array
+from nitro.errors import ConfigError, did_you_mean
+
+from ._session import Session
+
+
+def device_field(session: Session, name: str) -> Any:
+    """The value of a Device field now, on the host.
+
+    Raises:
+        ConfigError: No such Device field.
+    """
+    _check_is_device(session, name)
+    return jax.device_get(session.device[name])
+
+
+def set_device_fields(session: Session, values: Mapping[str, Any]) -> None:
+    """Sets Device fields; all of them or, if one does not fit, none.
+
+    Raises:
+        ConfigError: Nothing to set, no such Device field, one that a schedule owns, or a
+            value of another structure, shape or kind.
+    """
+    if not values:
+        raise ConfigError("`set_device()` got no fields.", fix="write `set_device(name=value)`")
+    new = {name: _checked(session, name, value) for name, value in values.items()}
+    session.device.update(new)
+
+
+def _checked(session: Session, name: str, value: Any) -> Any:
+    _check_is_device(session, name)
+    optimizer = session.setup.optimizer
+    if optimizer is not None and f"device.{name}" in optimizer.schedules:
+        raise ConfigError(
+            f"`{session.setup.owner}.{name}` is scheduled: the schedule sets it at each step.",
+            fix=f"build the handle without a schedule for `{name}` to set it by hand",
+        )
+    current = session.device[name]
+    if jax.tree.structure(value) != jax.tree.structure(current):
+        raise ConfigError(
+            f"`set_device({name}=...)` got the structure {jax.tree.structure(value)}.",
+            expected=f"{jax.tree.structure(current)}, as the field has",
+        )
+    return jax.tree.map(lambda old, leaf: _converted(name, old, leaf), current, value)
+
+
+def _converted(name: str, old: jax.Array, value: Any) -> jax.Array:
+    array = np.asarray(value)
+    if array.shape != old.shape or not np.can_cast(array.dtype, old.dtype, "same_kind"):
+        raise ConfigError(
+            f"`set_device({name}=...)` got {describe_array(array)}.",
+            expected=f"{describe_array(old)}: another shape or kind would be another program",
+            fix="build a new handle for it; programs that still fit are shared",
+        )
+    return jnp.asarray(array, dtype=old.dtype)
+
+
+def _check_is_device(session: Session, name: str) -> None:
+    fields, owner = session.setup.experiment.fields(), session.setup.owner
+    if name not in fields:
+        names = field_names(session.setup.experiment, Residency.DEVICE)
+        raise ConfigError(f"`{owner}` has no field `{name}`.", expected=did_you_mean(name, names))
+    match fields[name].residency:
+        case Residency.DEVICE:
+            return
+        case Residency.HOST:
+            problem, fix = "host-only: no trace sees it", f"mark it `{name}: Device[...]`"
+        case Residency.GRAPH_CONST:
+            problem = "GraphConst: another value is another program"
+            fix = f"build `Nitro({owner}({name}=...), data=...)`; programs that fit are shared"
+    raise ConfigError(f"`{owner}.{name}` is {problem}.", expected="a Device field", fix=fix)

@@ -1,0 +1,63 @@
+"""Produces ahead in a thread: ordered, bounded, and gone when the consumer is."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+
+
+class _End:
+    """The last thing in the queue, with the producer's exception if it had one."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def prefetched(items: Iterator[T], *, depth: int = 2) -> Generator[T]:
+    """Yields the items in order while a thread produces up to `depth` of them ahead.
+
+    The producer's exception is raised here, with its own traceback. Closing the
+    generator ends the thread, which finishes the item that it is at.
+    """
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    closing = threading.Event()
+    thread = threading.Thread(
+        target=_produce, args=(items, ready, closing), name="nitro-prefetch", daemon=True
+    )
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        closing.set()
+        thread.join()
+
+
+def _produce(items: Iterator[Any], ready: queue.Queue[Any], closing: threading.Event) -> None:
+    error: BaseException | None = None
+    try:
+        for item in items:
+            if not _put(ready, item, closing):
+                return
+    # Whatever the loader raises belongs to the consumer.
+    except BaseException as raised:  # noqa: BLE001
+        error = raised
+    _put(ready, _End(error), closing)
+
+
+def _put(ready: queue.Queue[Any], item: Any, closing: threading.Event) -> bool:
+    while not closing.is_set():
+        try:
+            ready.put(item, timeout=_POLL_S)
+        except queue.Full:
+            continue
+        return True
+    return False

@@ -1,0 +1,128 @@
+"""Drives the step program: what it is fed, with which rows of the table, call by call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nitro._optim import Optimizer
+from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
+
+from ._feed import EpochCut, Feed, make_feed
+from ._memory_plan import make_memory_plan
+from ._session import Session
+from ._setup import traced_names
+
+
+class Call(NamedTuple):
+    """One call of the step program that was started.
+
+    Attributes:
+        first: Its first step, counted from 1 over the whole run.
+        count: How many steps it takes.
+        scalars: What they give, each (steps_per_call,), still on the device.
+    """
+
+    first: int
+    count: int
+    scalars: Any
+
+
+class StepRunner:
+    """Drives the step program over an epoch, a chunk of steps per call."""
+
+    def __init__(self, session: Session, optimizer: Optimizer) -> None:
+        setup = session.setup
+        source, first = setup.splits["train"], setup.first["train"]
+        self._session = session
+        self._optimizer = optimizer
+        self._feed: Feed = make_feed(
+            source, first, traced_names(setup.hooks, first, with_loss=True)
+        )
+        self.per_epoch = len(source) // setup.options.accum
+        self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
+        self._anchors = optimizer.anchors()
+        self._plan, self._program = self._choose()
+        self._epoch_started: float | None = None
+        self._waited_s = 0.0
+
+    def run_epoch(self) -> Iterator[Call]:
+        """Takes the steps of the epoch that the session stands in, from where it stands.
+
+        The session's state and counts are moved before each call is yielded.
+        """
+        session = self._session
+        cut = EpochCut(
+            epoch=session.epoch,
+            first_step=session.steps_in_epoch,
+            steps_before=session.step - session.steps_in_epoch,
+            every=session.setup.options.checkpoint_every_steps,
+            loader_state=session.loader_state,
+        )
+        chunks = self._feed.chunks(self._plan, cut)
+        try:
+            while (fed := self._waited(chunks)) is not None:
+                first = session.step + 1
+                chunk = Chunk(self._rows(session.step), fed.batches, np.int32(fed.count))
+                session.state, scalars = self._program(session.state, self._inputs(), chunk)
+                session.step += fed.count
+                session.steps_in_epoch += fed.count
+                session.device = self._optimizer.device_at(session.device, session.step)
+                session.loader_state = fed.loader_state
+                yield Call(first, fed.count, scalars)
+        finally:
+            chunks.close()
+
+    def _waited(self, chunks: Iterator[Any]) -> Any:
+        """The next chunk; counts the time spent waiting for it, but for the first."""
+        started = time.perf_counter()
+        fed = next(chunks, None)
+        now = time.perf_counter()
+        if self._epoch_started is None:
+            self._epoch_started = now
+        else:
+            self._waited_s += now - started
+        return fed
+
+    def take_data_wait(self) -> tuple[float, float]:
+        """The seconds spent waiting for data, and their share since the last call."""
+        waited, started = self._waited_s, self._epoch_started
+        self._epoch_started, self._waited_s = None, 0.0
+        if started is None:
+            return 0.0, 0.0
+        return waited, waited / max(time.perf_counter() - started, 1e-9)
+
+    def memory_plan(self) -> MemoryPlan:
+        """What the run will hold, before any of its data is on the device."""
+        return make_memory_plan(self._session, self._input_shapes(), self._example(self._plan))
+
+    def _choose(self) -> tuple[StepPlan, Program]:
+        session, options = self._session, self._session.setup.options
+        return session.setup.programs.choose_step(
+            session.state,
+            self._input_shapes(),
+            self._example,
+            accum=options.accum,
+            steps_per_call=options.steps_per_call,
+            steps_per_epoch=self.per_epoch,
+            bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
+            on_device=bool(self._feed.data_shapes),
+        )
+
+    def _example(self, plan: StepPlan) -> Chunk:
+        return Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0))
+
+    def _input_shapes(self) -> StepInputs:
+        return StepInputs(self._session.device, self._anchors, self._feed.data_shapes)
+
+    def _inputs(self) -> StepInputs:
+        return StepInputs(self._session.device, self._anchors, self._feed.data)
+
+    def _rows(self, step: int, plan: StepPlan | None = None) -> np.ndarray:
+        length = (plan or self._plan).steps_per_call
+        # Rows beyond the horizon belong to steps that are never taken.
+        indices = np.minimum(np.arange(step, step + length), len(self._table) - 1)
+        return self._table[indices]
