@@ -207,7 +207,7 @@ def test_annotation_that_names_nothing_is_refused() -> None:
     ):
 
         class Bad(nitro.Experiment):
-            width: Missing = 1  # pyright: ignore # noqa: F821
+            width: Missing = 1  # pyright: ignore
 
 
 def test_mutable_default_is_refused_with_the_factory() -> None:

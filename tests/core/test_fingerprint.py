@@ -1469,3 +1469,21 @@ def test_large_array_is_never_sampled(monkeypatch):
     module.W[777] = np.nextafter(0, 1)
 
     assert closure.check() != []
+
+
+def test_class_variable_of_a_dataclass_counts():
+    source = """
+    import dataclasses
+    from typing import ClassVar
+
+    @dataclasses.dataclass
+    class Digits:
+        SCALE: ClassVar[float] = 1.0
+        width: int = 8
+
+        def forward(self, x): return x * self.SCALE * self.width
+    """
+    old, new = trace(source), trace(source.replace("= 1.0", "= 2.0"))
+
+    assert [str(change) for change in diff(old, new)] == ["Digits.SCALE: 1.0 → 2.0"]
+    assert diff(old, trace(source.replace("= 8", "= 9"))) == []

@@ -23,7 +23,7 @@ def test_run_logs_parameters_steps_validation_and_outcome(trained_plane: nitro.N
     assert kinds == ["params", *(["train"] * 4 + ["data", "val"]) * 6, "finish"]
     assert [line["step"] for line in lines if line.get("context") == "train"] == [*range(1, 25)]
     assert lines[1].keys() == {"type", "context", "step", "epoch", "loss"}
-    assert lines[5].keys() == {"type", "context", "step", "epoch", "val_loss"}
+    assert lines[6].keys() == {"type", "context", "step", "epoch", "val_loss"}
     assert lines[-1] == {"type": "finish", "status": "completed"}
 
 
@@ -67,12 +67,12 @@ def test_parameters_hold_fields_and_options_but_no_arrays(plane: Any, make_run: 
     class Configured(plane):
         width: GraphConst[int] = 8
         rate: Device[float] = 0.5
-        table: Device[Any] = np.zeros((2, 3), np.float32)  # noqa: RUF009
+        table: Device[Any]
         dataset: dict[str, Any]
         ratio: float = float("inf")
 
     dataset = {"x": np.zeros(1000), "parts": [np.ones(4, np.int8), "b"]}
-    run = make_run(Configured(dataset=dataset), seed=3).train()
+    run = make_run(Configured(table=np.zeros((2, 3), np.float32), dataset=dataset), seed=3).train()
 
     params = _lines(run.run_dir / "metrics.jsonl")[0]
     assert params["type"] == "params"

@@ -259,7 +259,7 @@ def test_explanations_speak_of_fields(handle):
 
 
 def test_an_unknown_compile_option_is_refused_by_name(handle):
-    with pytest.raises(ConfigError, match="`xla_nonsense` = 3.*No such compile option"):
+    with pytest.raises(ConfigError, match=r"`xla_nonsense` = 3.*No such compile option"):
         handle(compile_options={"xla_nonsense": 3})
 
 

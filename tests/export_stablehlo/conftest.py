@@ -60,7 +60,7 @@ def _many() -> ExportProgram:
         "unused": np.arange(6, dtype=np.int32).reshape(1, 2, 3),
     }
 
-    def fn(tokens, features, projection, table, unused):  # noqa: ARG001 - it must be kept
+    def fn(tokens, features, projection, table, unused):
         embedded = table[tokens]  # (rows, 6, 4)
         mixed = features @ projection  # (6, rows, 4)
         scores = embedded + jnp.swapaxes(mixed, 0, 1).astype(jnp.float32)

@@ -55,6 +55,11 @@ class ModelLayout:
         states = (self.params.unflatten(params), self.model_state.unflatten(model_state))
         return nnx.merge(graph, *states, copy=True)
 
+    def split(self, model: Any) -> tuple[Flat, Flat]:
+        """The weights and the other variables of a module that a hook has updated."""
+        _, params, rest = nnx.split(model, nnx.Param, ...)
+        return self.params.flatten(params), self.model_state.flatten(rest)
+
     def model_state_of(self, model: Any) -> Flat:
         """The non-trainable variables of a module that a hook has run."""
         _, _, rest = nnx.split(model, nnx.Param, ...)

@@ -42,7 +42,8 @@ class LoadedArtifact(Protocol):
         """Runs the program.
 
         Inputs have the wire's names, dtypes and shapes, with any number of rows along
-        the batch axis; outputs have as many rows.
+        the batch axis; outputs have as many rows. An artifact of fixed sizes cuts a
+        request into those, and fills the last one up.
         """
         ...
 
@@ -63,7 +64,9 @@ class ExportBackend(Protocol):
         the call returns, so an exception or a kill leaves nothing behind.
 
         Args:
-            program: What to write; read only.
+            program: What to write; read only. What of it the format cannot keep
+                (`dynamic_batch`, `symbols`, `vjp_order`, several `platforms`,
+                `client_outputs`) must raise `ExportError`, not be left out.
             path: An empty directory that exists.
             options: The backend's own options, as the caller gave them. An option
                 that the backend does not know must raise `ConfigError`.
@@ -71,7 +74,23 @@ class ExportBackend(Protocol):
         ...
 
     def load(self, path: Path) -> LoadedArtifact:
-        """Loads an artifact that `write` made, without any model source."""
+        """Loads an artifact that `write` made, without any model source.
+
+        It must raise `BundleError` for a damaged artifact, and for inputs that do not fit.
+        """
+        ...
+
+
+@runtime_checkable
+class VerificationRecorder(Protocol):
+    """What a backend may do besides: keep what verification found."""
+
+    def record_verification(self, path: Path, verification: Mapping[str, Any]) -> None:
+        """Stores JSON values in the artifact: what was allowed, and the differences found.
+
+        Nitro calls it after `write`, when the artifact gave what `predict` gives, and
+        before the rename.
+        """
         ...
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nitro.errors import ExportError
+from nitro.export import evaluate_size
 
 from ._dtypes import BY_TOKEN, DType, find_dtype
 
@@ -21,6 +24,13 @@ _LETTERS = "".join(c for c in string.ascii_letters if c not in BATCH_LETTERS)
 VARIABLE = -1
 """The size of an axis that is not fixed: the batch axis, or a variable one."""
 
+Letters = Mapping[tuple[str, int], str]
+"""The manifest's letter for a symbolic size, and for which of its uses in one tensor."""
+
+
+_NO_VALUES: Mapping[str, int] = {}
+_NO_LETTERS: Letters = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class IOSpec:
@@ -29,13 +39,15 @@ class IOSpec:
     Attributes:
         name: The name on the wire.
         token: The dtype's name in the format, such as `"f32"`.
-        shape: The sizes; -1 at the batch axis and at a variable axis.
+        shape: The sizes; -1 at the batch axis, and what the size depends on, such as
+            `"time"` or `"2*time"`, at an axis whose size a caller chooses. Read from a
+            manifest, which has no such names, -1 there too.
         batch_axis0: Which axis counts rows, from 0; None where none does.
     """
 
     name: str
     token: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     batch_axis0: int | None
 
     @classmethod
@@ -43,18 +55,19 @@ class IOSpec:
         """Translates a promise of the core, whose axes count from 1.
 
         Raises:
-            ExportError: A dtype that cannot go over the wire, a symbolic size, or more
-                axes than the format has letters for; the message names the tensor.
+            ExportError: A dtype that cannot go over the wire, or more axes than the
+                format has letters for; the message names the tensor.
         """
-        batch_axis0 = spec.batch_axis - 1
+        if spec.rank > len(_LETTERS):
+            raise ExportError(
+                f"`{spec.name}` has {spec.rank} axes.",
+                expected=f"at most {len(_LETTERS)}: the format has a letter for each axis",
+            )
         return cls(
             name=spec.name,
             token=_wire_dtype(spec).token,
-            shape=tuple(
-                VARIABLE if axis0 == batch_axis0 else size
-                for axis0, size in enumerate(_fixed_sizes(spec))
-            ),
-            batch_axis0=batch_axis0,
+            shape=spec.sizes(VARIABLE),
+            batch_axis0=spec.batch_axis - 1,
         )
 
     @property
@@ -67,30 +80,52 @@ class IOSpec:
         """The dtype as NumPy and JAX know it."""
         return self.dtype.numpy
 
-    def sizes(self, rows: int) -> tuple[int, ...]:
-        """The shape with `rows` at the batch axis."""
+    @property
+    def symbolic_sizes(self) -> tuple[str, ...]:
+        """What a caller chooses, in axis order."""
+        return tuple(size for size in self.shape if isinstance(size, str))
+
+    def sizes(self, rows: int, values: Mapping[str, int] = _NO_VALUES) -> tuple[int, ...]:
+        """The shape with `rows` at the batch axis, and symbolic sizes worked out."""
         return tuple(
-            rows if axis0 == self.batch_axis0 else size for axis0, size in enumerate(self.shape)
+            rows if axis0 == self.batch_axis0 else evaluate_size(size, values)
+            for axis0, size in enumerate(self.shape)
         )
 
-    def mlir_type(self, rows: int) -> str:
-        """The type that a program compiled for `rows` gives this tensor."""
-        return mlir_type(self.sizes(rows), self.dtype)
+    def mlir_type(self, rows: int, values: Mapping[str, int] = _NO_VALUES) -> str:
+        """The type that a program compiled for these sizes gives this tensor."""
+        return mlir_type(self.sizes(rows, values), self.dtype)
 
-    def to_manifest(self) -> dict[str, Any]:
+    def anonymous(self) -> IOSpec:
+        """As a manifest has it: -1 at each axis that is not fixed."""
+        shape = tuple(VARIABLE if isinstance(size, str) else size for size in self.shape)
+        return replace(self, shape=shape)
+
+    def variable_keys(self) -> Iterator[tuple[int, tuple[str, int]]]:
+        """Each symbolic axis, with its key among the manifest's letters."""
+        uses = Counter[str]()
+        for axis0, size in enumerate(self.shape):
+            if isinstance(size, str):
+                yield axis0, (size, uses[size])
+                uses[size] += 1
+
+    def to_manifest(self, letters: Letters = _NO_LETTERS) -> dict[str, Any]:
         """The manifest's entry: a letter for each axis, in reversed order.
 
-        Letters carry no meaning in the format; here they run from `a` in that order.
+        Letters carry no meaning in the format; here they run from `a` in that order, but
+        for symbolic sizes, which have the same ones in all tensors.
         """
-        letters = iter(_LETTERS)
+        variable = {axis0: letters[key] for axis0, key in self.variable_keys()}
+        free = (letter for letter in _LETTERS if letter not in letters.values())
         shape, dims = "", dict[str, int]()
         for axis0 in reversed(range(len(self.shape))):
             if axis0 == self.batch_axis0:
                 shape += BATCH_LETTERS[0]
-            else:
-                letter = next(letters)
-                shape += letter
-                dims[letter] = self.shape[axis0]
+                continue
+            size = self.shape[axis0]
+            letter = variable.get(axis0) or next(free)
+            shape += letter
+            dims[letter] = VARIABLE if isinstance(size, str) else size
         entry: dict[str, Any] = {"name": self.name, "dtype": self.token, "shape": shape}
         return {**entry, "dims": dims} if dims else entry
 
@@ -116,24 +151,7 @@ def _wire_dtype(spec: ExportSpec) -> DType:
     return found
 
 
-def _fixed_sizes(spec: ExportSpec) -> list[int]:
-    assert spec.shape is not None
-    if spec.rank > len(_LETTERS):
-        raise ExportError(
-            f"`{spec.name}` has {spec.rank} axes.",
-            expected=f"at most {len(_LETTERS)}: the format has a letter for each axis",
-        )
-    sizes = list[int]()
-    for axis, size in enumerate(spec.shape, start=1):
-        if isinstance(size, int):
-            sizes.append(size)
-        elif axis == spec.batch_axis:
-            sizes.append(VARIABLE)
-        else:
-            raise ExportError(
-                f"`{spec.name}` has the symbolic size {size!r} at axis {axis}.",
-                expected="a fixed size at every axis but the batch axis: each program of a "
-                "bundle is compiled for fixed shapes",
-                fix="write the size as an integer, and export once for each size",
-            )
-    return sizes
+def variable_letters(specs: Iterable[IOSpec]) -> dict[tuple[str, int], str]:
+    """A letter of the manifest for each symbolic size; the first letters are left free."""
+    keys = dict.fromkeys(key for spec in specs for _, key in spec.variable_keys())
+    return dict(zip(keys, reversed(_LETTERS), strict=False))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from nitro.errors import BundleError, ExportError, did_you_mean
+from nitro.export import evaluate_size
 
 from . import _yaml
 from ._dtypes import BY_TOKEN
-from ._io_spec import BATCH_LETTERS, VARIABLE, IOSpec
+from ._io_spec import BATCH_LETTERS, VARIABLE, IOSpec, Letters, variable_letters
 from ._json import is_size
 
 FILE = "manifest.yaml"
@@ -28,7 +29,10 @@ class Manifest:
         inputs: The program's inputs, in argument order.
         outputs: The program's results, in result order.
         batch_sizes: The sizes that have a program, as listed.
-        input_shapes: For several input shapes: the size of each variable letter.
+        input_shapes: For several input shapes: the size of each symbol; read from a
+            manifest, of each variable letter.
+        client_inputs: What a client sees in front of `model.jl`; empty if the same.
+        client_outputs: What a client sees behind it; empty if the same.
         provenance: Where the bundle comes from.
     """
 
@@ -38,6 +42,8 @@ class Manifest:
     batch_sizes: tuple[int, ...]
     description: str = ""
     input_shapes: tuple[Mapping[str, int], ...] = ()
+    client_inputs: tuple[IOSpec, ...] = ()
+    client_outputs: tuple[IOSpec, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_yaml(self) -> bytes:
@@ -46,13 +52,24 @@ class Manifest:
         Raises:
             ExportError: The provenance holds what YAML cannot, or too much of it.
         """
-        document = {
+        lists = {
+            "executable_inputs": self.inputs,
+            "executable_outputs": self.outputs,
+            "client_inputs": self.client_inputs,
+            "client_outputs": self.client_outputs,
+        }
+        letters = variable_letters(spec for specs in lists.values() for spec in specs)
+        document: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "name": self.name,
             **({"description": self.description} if self.description else {}),
-            "executable_inputs": [spec.to_manifest() for spec in self.inputs],
-            "executable_outputs": [spec.to_manifest() for spec in self.outputs],
+            **{
+                key: [spec.to_manifest(letters) for spec in specs]
+                for key, specs in lists.items()
+                if specs or key.startswith("executable")
+            },
             "batching": {"compiled_batch_sizes": list(self.batch_sizes)},
+            **({"input_shapes": _by_letter(self, letters)} if self.input_shapes else {}),
             "provenance": _plain(self.provenance, "provenance"),
         }
         data = _yaml.dump(document).encode("utf-8")
@@ -63,6 +80,15 @@ class Manifest:
                 fix="leave large values out of `provenance`",
             )
         return data
+
+
+def _by_letter(manifest: Manifest, letters: Letters) -> list[dict[str, int]]:
+    """The sizes of the inputs' variable axes, a mapping for each variant."""
+    keys = dict.fromkeys(key for spec in manifest.inputs for _, key in spec.variable_keys())
+    return [
+        {letters[key]: evaluate_size(key[0], values) for key in keys}
+        for values in manifest.input_shapes
+    ]
 
 
 def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
@@ -82,11 +108,13 @@ def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
     inputs = _tensors(document, "executable_inputs")
     outputs = _tensors(document, "executable_outputs")
     _check_inputs(inputs, input_shapes)
-    clients = [key for key in ("client_inputs", "client_outputs") if key in document]
-    for key in clients:
+    clients = {k: () for k in ("client_inputs", "client_outputs")}
+    for key in [key for key in clients if key in document]:
         if not has_model_jl:
             _refuse(key, document[key], "no client lists in a bundle that has no model.jl")
-        _check_wire(_tensors(document, key), key)
+        tensors = _tensors(document, key)
+        _check_wire(tensors, key)
+        clients[key] = tuple(tensor.spec() for tensor in tensors)
     if not has_model_jl:
         _check_wire(inputs, "executable_inputs")
         _check_wire(outputs, "executable_outputs")
@@ -102,6 +130,7 @@ def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
         outputs=tuple(tensor.spec() for tensor in outputs),
         batch_sizes=batch_sizes,
         input_shapes=input_shapes or (),
+        **clients,
         provenance=provenance if isinstance(provenance, dict) else {},
     )
 

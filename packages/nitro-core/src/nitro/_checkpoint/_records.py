@@ -169,7 +169,7 @@ def _chosen(entries: list[RecordEntry], which: str, source: object) -> RecordEnt
         )
     last = scored[-1]
     mode = "max" if last.mode == "max" else "min"
-    return TopK(k=1, metric=last.metric or "", mode=mode).best(entries)[0]
+    return TopK(k=1, metric=last.metric or "", mode=mode).best(scored)[0]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,14 @@ REQUIRED_HOOKS = {
 }
 
 
+MANUAL_HOOKS = {
+    **{name: REQUIRED_HOOKS[name] for name in ("build_data", "build_model", "forward")},
+    "train_step": "train_step(self, model, optimizers, *, x)",
+    "build_optimizers": "build_optimizers(self, model)",
+}
+"""What an experiment needs that takes its steps by itself."""
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Experiment:
     """Declares one experiment: typed fields plus a few hooks.
@@ -45,6 +53,10 @@ class Experiment:
     - `finalize_metrics(self, reduced, split)` returns what is logged for a split.
     - `optimizer`, `learning_rate`, `weight_decay`, `decay_anchor`, `no_decay`,
       `param_group` and `schedules` say how weights move; each has a default, below.
+    - `train_step(self, model, optimizers, *, x)` with `build_optimizers(self, model)` takes
+      the step by itself, in plain NNX: it updates the model through the `nnx.Optimizer`s
+      that `build_optimizers` returned by name, and returns the loss, or the loss and a dict
+      of scalars. `loss` is then optional.
     - `export_inputs(self)`, `export_outputs(self)` return lists of `ExportSpec`;
       `export_preprocess(self, *wire)` is traced into the exported program.
 
@@ -211,11 +223,12 @@ def require_hooks(experiment: object) -> None:
             expected="an instance of a subclass of `nitro.Experiment`",
         )
     cls = type(experiment)
-    missing = [signature for name, signature in REQUIRED_HOOKS.items() if not has_hook(cls, name)]
+    required = MANUAL_HOOKS if has_hook(cls, "train_step") else REQUIRED_HOOKS
+    missing = [signature for name, signature in required.items() if not has_hook(cls, name)]
     if missing:
         raise ExperimentError(
             f"`{cls.__name__}` ({locate(cls)}) lacks {_listed(missing)}.",
-            expected="the four required hooks: " + ", ".join(REQUIRED_HOOKS),
+            expected="the required hooks: " + ", ".join(required),
             fix=f"add `def {missing[0]}: ...` to the class",
         )
 

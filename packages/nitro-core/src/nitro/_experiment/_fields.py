@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import inspect
-import textwrap
-from itertools import pairwise
+import operator
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from nitro.errors import ExperimentError
+
+from ._source import defining_frame, locate, source_of
 
 
 class Residency(enum.Enum):
@@ -53,11 +55,12 @@ class FieldInfo:
     """One declared field.
 
     Attributes:
-        name: The attribute and keyword.
+        name: The attribute and keyword; `model.width` inside a group.
         type: The declared type, without its marker.
         default: The default value, or `NO_DEFAULT`.
         residency: What XLA may know of it.
         doc: The string under the field, or `""`.
+        location: Where it is declared, as `file.py:12`.
     """
 
     name: str
@@ -65,36 +68,161 @@ class FieldInfo:
     default: Any
     residency: Residency
     doc: str
+    location: str
 
 
-def read_fields(cls: type) -> dict[str, FieldInfo]:
-    """Reads the fields of a dataclass, in declaration order.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """A field that holds a frozen dataclass, whose fields count one by one.
+
+    Attributes:
+        name: The attribute and keyword; dotted inside another group.
+        type: The dataclass.
+        default: The default value, or `NO_DEFAULT`.
+        entries: Its fields by their own, undotted names.
+    """
+
+    name: str
+    type: type
+    default: Any
+    entries: Mapping[str, FieldInfo | Group]
+
+    def leaves(self) -> Iterator[FieldInfo]:
+        """The fields in it, however deep, in declaration order."""
+        return leaves_of(self.entries)
+
+    @property
+    def is_host_only(self) -> bool:
+        """Whether no trace sees anything of it."""
+        return all(field.residency is Residency.HOST for field in self.leaves())
+
+
+Entries = Mapping[str, FieldInfo | Group]
+"""What a class declares, by attribute."""
+
+
+def leaves_of(entries: Entries) -> Iterator[FieldInfo]:
+    """All fields, those of groups by dotted name, in declaration order."""
+    for entry in entries.values():
+        if isinstance(entry, Group):
+            yield from entry.leaves()
+        else:
+            yield entry
+
+
+def groups_of(entries: Entries) -> Iterator[Group]:
+    """All groups, outer ones first."""
+    for entry in entries.values():
+        if isinstance(entry, Group):
+            yield entry
+            yield from groups_of(entry.entries)
+
+
+def read_entries(cls: type) -> dict[str, FieldInfo | Group]:
+    """Reads the fields of an experiment that `dataclass` was applied to, in order.
 
     Raises:
-        ExperimentError: A marker without a type, or one inside another.
+        ExperimentError: A field that is declared wrongly; names it and its line.
     """
-    hints = _resolved_hints(cls)
-    docs = _field_docs(cls)
-    return {
-        field.name: FieldInfo(
-            name=field.name,
-            type=_declared_type(hints[field.name]),
-            default=_default_of(field),
-            residency=_residency_of(cls, field.name, hints[field.name]),
-            doc=docs.get(field.name, ""),
+    return _Reader(cls).entries(cls)
+
+
+class _Reader:
+    """Reads the fields of an experiment and of the groups in it."""
+
+    def __init__(self, experiment: type) -> None:
+        # A class made inside a function may name that function's own types.
+        frame = defining_frame(experiment)
+        self._names = {} if frame is None else dict(frame.f_locals)
+
+    def entries(
+        self, cls: type, *, prefix: str = "", outer: Residency | None = None, value: Any = NO_DEFAULT
+    ) -> dict[str, FieldInfo | Group]:
+        """The fields of a dataclass.
+
+        Args:
+            cls: The experiment, or the dataclass of a group.
+            prefix: What stands before the names, `model.` for a group.
+            outer: The marker around the group, which all its fields get.
+            value: The group's default, whose values are the fields' defaults.
+        """
+        hints = self._hints(cls)
+        return {
+            field.name: self._entry(
+                cls,
+                field,
+                hints[field.name],
+                prefix=prefix,
+                outer=outer,
+                default=_default_of(field) if not prefix else _part_of(value, field.name),
+            )
+            for field in dataclasses.fields(cls)
+        }
+
+    def _entry(
+        self,
+        cls: type,
+        field: dataclasses.Field[Any],
+        hint: Any,
+        *,
+        prefix: str,
+        outer: Residency | None,
+        default: Any,
+    ) -> FieldInfo | Group:
+        owner = _declaring_class(cls, field.name)
+        where = f"`{cls.__name__}.{field.name}` ({locate(owner, field.name)})"
+        declared = _declared_type(hint)
+        marker = _marker_of(where, hint)
+        if marker is not None and outer is not None:
+            raise ExperimentError(
+                f"{where} is marked, and so is the group `{prefix.rstrip('.')}` that it is in.",
+                expected="one marker: around the whole group, or on its fields one by one",
+            )
+        residency = marker or outer
+        name = f"{prefix}{field.name}"
+        if _is_group(where, declared, residency):
+            return Group(
+                name=name,
+                type=declared,
+                default=default,
+                entries=self.entries(declared, prefix=f"{name}.", outer=residency, value=default),
+            )
+        return FieldInfo(
+            name=name,
+            type=declared,
+            default=default,
+            residency=residency or Residency.HOST,
+            doc=source_of(owner).docs.get(field.name, ""),
+            location=locate(owner, field.name),
         )
-        for field in dataclasses.fields(cls)
-    }
+
+    def _hints(self, cls: type) -> dict[str, Any]:
+        try:
+            return get_type_hints(cls, localns=self._names, include_extras=True)
+        except NameError as error:
+            raise ExperimentError(
+                f"An annotation of `{cls.__name__}` ({locate(cls)}) names `{error.name}`, "
+                "which is not defined.",
+                fix="import it at the top of the module",
+            ) from error
 
 
 def check_body(cls: type) -> None:
-    """Refuses values in the class body that look like fields but are not annotated.
+    """Refuses what a class body declares wrongly, before it becomes a dataclass.
 
     Raises:
-        ExperimentError: Names the attribute, its line and one example of each marker.
+        ExperimentError: Names the attribute, its line, and what to write.
     """
     annotated = inspect.get_annotations(cls)
+    _check_repeated(cls)
     for name, value in vars(cls).items():
+        if isinstance(value, dataclasses.Field) and not value.init:
+            raise ExperimentError(
+                f"`{cls.__name__}.{name}` ({locate(cls, name)}) has `init=False`.",
+                expected="fields that the constructor takes",
+                fix="write a property for what follows from other fields, or `derive` for what "
+                "follows from the data",
+            )
         is_constant = name.startswith("_") or name.isupper()
         is_code = callable(value) or hasattr(type(value), "__get__")
         if name in annotated or is_constant or is_code:
@@ -106,37 +234,18 @@ def check_body(cls: type) -> None:
         )
 
 
-def locate(cls: type, name: str | None = None) -> str:
-    """`file.py:12` of a class, or of one of its fields; the module's name at worst."""
-    try:
-        file = inspect.getsourcefile(cls) or cls.__module__
-        lines, first = inspect.getsourcelines(cls)
-    except (OSError, TypeError):
-        return cls.__module__
-    offset = 0
-    if name is not None:
-        starts = (f"{name}:", f"{name} :", f"{name} =", f"{name}=")
-        matches = (i for i, line in enumerate(lines) if line.strip().startswith(starts))
-        offset = next(matches, 0)
-    return f"{file}:{first + offset}"
-
-
-def _resolved_hints(cls: type) -> dict[str, Any]:
-    # A class made inside a function may name that function's own types.
-    frame = inspect.currentframe()
-    names: dict[str, Any] = {}
-    while frame is not None and frame.f_globals.get("__name__") != cls.__module__:
-        frame = frame.f_back
-    if frame is not None:
-        names.update(frame.f_locals)
-    try:
-        return get_type_hints(cls, localns=names, include_extras=True)
-    except NameError as error:
+def _check_repeated(cls: type) -> None:
+    for name, (first, second) in source_of(cls).repeated.items():
         raise ExperimentError(
-            f"An annotation of `{cls.__name__}` ({locate(cls)}) names `{error.name}`, "
-            "which is not defined.",
-            fix="import it at the top of the module",
-        ) from error
+            f"`{cls.__name__}.{name}` ({locate(cls, name)}) is declared twice, in the lines "
+            f"{first} and {second}.",
+            expected="one declaration for each field",
+            fix=f"delete line {first}, which has no effect",
+        )
+
+
+def _declaring_class(cls: type, name: str) -> type:
+    return next((c for c in cls.__mro__ if name in inspect.get_annotations(c)), cls)
 
 
 def _markers_of(hint: Any) -> list[Residency]:
@@ -149,22 +258,75 @@ def _declared_type(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _residency_of(cls: type, name: str, hint: Any) -> Residency:
+def _marker_of(where: str, hint: Any) -> Residency | None:
+    """The marker of an annotation, or None; refuses what markers cannot stand around."""
     markers = _markers_of(hint)
-    where = f"`{cls.__name__}.{name}` ({locate(cls, name)})"
-    inner = [arg for arg in get_args(_declared_type(hint)) if _markers_of(arg)]
-    if len(markers) > 1 or inner:
+    declared = _declared_type(hint)
+    if len(markers) > 1 or any(_markers_of(arg) for arg in get_args(declared)):
         raise ExperimentError(
             f"{where} puts one marker inside another.",
             expected=f"one marker around the whole type: {MARKER_EXAMPLES}",
         )
-    if isinstance(_declared_type(hint), TypeVar):
+    if declared is T:
         marker = markers[0].value if markers else "A marker"
         raise ExperimentError(
             f"{where} uses `{marker}` without a type.",
             expected=f"`{marker}[int]`, `{marker}[float]` or another type in brackets",
         )
-    return markers[0] if markers else Residency.HOST
+    if isinstance(declared, TypeVar):
+        raise ExperimentError(
+            f"{where} has the type variable `{declared}` for its type.",
+            expected="a type: one experiment class is one configuration",
+            fix="make a subclass for each type, which declares the field again",
+        )
+    for special, why in _REFUSED.items():
+        if get_origin(declared) is special or declared is special or type(declared) is special:
+            raise ExperimentError(
+                f"{where} is {special.__name__}"
+                if isinstance(special, type)
+                else f"{where} is `{special._name}`.",  # pyright: ignore[reportAttributeAccessIssue] - a special form
+                expected=why,
+            )
+    return markers[0] if markers else None
+
+
+_REFUSED: dict[Any, str] = {
+    typing.Final: f"a plain type: the fields of an experiment are frozen as they are. "
+    f"{MARKER_EXAMPLES}",
+    dataclasses.InitVar: f"a field, whose value is kept. {MARKER_EXAMPLES}",
+}
+
+
+def _is_group(where: str, declared: Any, residency: Residency | None) -> bool:
+    """Whether a field holds a frozen dataclass whose fields count one by one."""
+    if not isinstance(declared, type) or not dataclasses.is_dataclass(declared):
+        return False
+    params: Any = getattr(declared, "__dataclass_params__")  # noqa: B009 - not in its stub
+    hints = inspect.get_annotations(declared, eval_str=False)
+    if not params.frozen:
+        if any(f"{r.value}[" in str(hint) or _markers_of(hint) for hint in hints.values() for r in Residency):
+            raise ExperimentError(
+                f"{where} is the dataclass `{declared.__name__}` ({locate(declared)}), which has "
+                "markers inside and is not frozen.",
+                expected="a frozen dataclass: a value that changes in place would be keyed wrongly",
+                fix=f"write `@dataclass(frozen=True)` above `{declared.__name__}`",
+            )
+        return False
+    # A pytree that is traced as a whole, such as a `flax.struct` record, stays one field.
+    is_traced_whole = residency is Residency.DEVICE and _is_pytree(declared)
+    return bool(dataclasses.fields(declared)) and not is_traced_whole
+
+
+def _is_pytree(cls: type) -> bool:
+    import jax
+
+    blank = object.__new__(cls)
+    try:
+        leaves = jax.tree.leaves(blank)
+    # A registered class reads attributes that a blank instance lacks; any error tells that.
+    except Exception:  # noqa: BLE001
+        return True
+    return not (len(leaves) == 1 and leaves[0] is blank)
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
@@ -175,27 +337,5 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
     return NO_DEFAULT
 
 
-def _field_docs(cls: type) -> dict[str, str]:
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if dataclasses.is_dataclass(base) or base is cls:
-            docs.update(_own_field_docs(base))
-    return docs
-
-
-def _own_field_docs(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return {}  # a class typed at a prompt has no source to read
-    docs: dict[str, str] = {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    for statement, following in pairwise(body):
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        match following:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                docs[statement.target.id] = inspect.cleandoc(text)
-            case _:
-                pass
-    return docs
+def _part_of(group: Any, name: str) -> Any:
+    return NO_DEFAULT if group is NO_DEFAULT else operator.attrgetter(name)(group)

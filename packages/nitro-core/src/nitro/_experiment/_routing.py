@@ -10,12 +10,13 @@ from typing import Any
 
 from nitro.errors import DataError, ExperimentError
 
-ROUTED_HOOKS = ("forward", "loss", "train_metrics", "metrics")
+ROUTED_HOOKS = ("forward", "loss", "train_metrics", "metrics", "train_step")
 _POSITIONAL = {
     "forward": ("self", "model"),
     "loss": ("self", "outputs"),
     "metrics": ("self", "outputs"),
     "train_metrics": ("self", "outputs"),
+    "train_step": ("self", "model", "optimizers"),
 }
 
 

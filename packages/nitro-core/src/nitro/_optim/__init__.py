@@ -2,15 +2,18 @@
 
 from ._build import make_optimizer
 from ._decay import DecayInputs
+from ._manual import ManualOptimizers, make_manual_optimizers
 from ._optimizer import Optimizer
 from ._report import describe_optimizer
 from ._table import RowLayout, StepTable
 
 __all__ = [
     "DecayInputs",
+    "ManualOptimizers",
     "Optimizer",
     "RowLayout",
     "StepTable",
     "describe_optimizer",
+    "make_manual_optimizers",
     "make_optimizer",
 ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ._groups import ParamGroup
+from ._manual import ManualOptimizers
 from ._optimizer import Optimizer
 
 
-def describe_optimizer(optimizer: Optimizer) -> list[str]:
+def describe_optimizer(optimizer: Optimizer | ManualOptimizers) -> list[str]:
     """One line for each group, each schedule, and what a chain leaves unused."""
+    if isinstance(optimizer, ManualOptimizers):
+        names = sorted({name.partition(".")[0] for name in optimizer.names})
+        driven = f"`train_step` drives {', '.join(f'`{name}`' for name in names)}"
+        return [driven, *_schedule_lines(optimizer)]
     return [*_group_lines(optimizer), *_schedule_lines(optimizer)]
 
 
@@ -36,7 +41,7 @@ def _decays(optimizer: Optimizer, group: ParamGroup) -> bool:
     return group.weight_decay != 0 or any(target in optimizer.schedules for target in targets)
 
 
-def _schedule_lines(optimizer: Optimizer) -> Iterator[str]:
+def _schedule_lines(optimizer: Optimizer | ManualOptimizers) -> Iterator[str]:
     for target, schedule in optimizer.schedules.items():
         what = f"over {len(optimizer.steps)} steps" if callable(schedule.value) else "constant"
         yield f"schedule `{schedule.key}` → {target}, {what} ({schedule.source})"

@@ -52,9 +52,28 @@ def read_schedules(
         ConfigError: A key that binds to nothing, to two things, or to what another key or
             a hook sets.
     """
+    return _bound(experiment, given, _Keys(experiment, groups))
+
+
+def read_manual_schedules(
+    experiment: Experiment, given: Any, fields: Sequence[str]
+) -> dict[str, Schedule]:
+    """The schedules of a manual `train_step` by what they bind to.
+
+    Args:
+        experiment: The experiment.
+        given: `Nitro(schedules=...)`, or `UNSET`.
+        fields: What can be scheduled, as `<optimizer>.<hyperparameter>`.
+
+    Raises:
+        ConfigError: A key that binds to nothing, or to what another key sets.
+    """
+    return _bound(experiment, given, _ManualKeys(experiment, fields))
+
+
+def _bound(experiment: Experiment, given: Any, keys: _Keys) -> dict[str, Schedule]:
     source = "experiment" if given is UNSET else "keyword"
     declared = call_hook(experiment, "schedules") if given is UNSET else given
-    keys = _Keys(experiment, groups)
     schedules: dict[str, Schedule] = {}
     for key, value in _flattened(declared).items():
         target = keys.resolve(key)
@@ -175,4 +194,26 @@ class _Keys:
             )
         return ConfigError(
             f"The schedule `{key}` matches nothing.", expected=did_you_mean(name, valid), fix=fix
+        )
+
+
+class _ManualKeys(_Keys):
+    """The names that a run with a manual `train_step` can schedule."""
+
+    def __init__(self, experiment: Experiment, fields: Sequence[str]) -> None:
+        super().__init__(experiment, [])
+        self._fields = fields
+
+    def resolve(self, key: str) -> str:
+        """What a key binds to: one hyperparameter of one optimizer, or a Device field."""
+        name = key.removeprefix("opt.")
+        if name in self._fields:
+            return f"opt.{name}"
+        if key.startswith("device.") or key in self._device:
+            return super().resolve(key)
+        raise ConfigError(
+            f"The schedule `{key}` matches nothing.",
+            expected=did_you_mean(name, [*self._fields, *self._device]),
+            fix="a schedulable hyperparameter lies in the optimizer's state: "
+            "`optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)`",
         )

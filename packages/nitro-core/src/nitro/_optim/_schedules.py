@@ -29,11 +29,17 @@ def make_layout(
     }
     if clips:
         widths["clip"] = 1
+    return RowLayout.make({**widths, **device_widths(device, schedules)})
+
+
+def device_widths(device: Flat, schedules: Mapping[str, Schedule]) -> dict[str, int]:
+    """The columns of the Device fields that have any."""
+    widths: dict[str, int] = {}
     for name, value in device.items():
         is_small = 0 < field_size(value) <= SMALL_FIELD_SIZE
         if f"device.{name}" in schedules or (is_small and is_schedulable(value)):
             widths[f"device.{name}"] = field_size(value)
-    return RowLayout.make(widths)
+    return widths
 
 
 def make_table(
@@ -53,7 +59,7 @@ def make_table(
     """
     values: dict[str, Any] = {"clip": clip} if clip else {}
     opt = {
-        target: _rate_values(schedule, num_steps, evaluate)
+        target: rate_values(schedule, num_steps, evaluate)
         for target, schedule in schedules.items()
         if target.startswith("opt.")
     }
@@ -62,15 +68,23 @@ def make_table(
         values[f"opt.{group.name}.learning_rate"] = rate
         # Constants multiply as Python floats and curves in float32: as written by hand.
         values[f"opt.{group.name}.weight_decay"] = rate * decay
-    for name in device:
-        if f"device.{name}" in schedules:
-            values[f"device.{name}"] = _field_values(
-                schedules[f"device.{name}"], device[name], num_steps, evaluate
-            )
-    return _filled(layout, values, num_steps)
+    values |= device_values(schedules, device, num_steps, evaluate)
+    return fill_table(layout, values, num_steps)
 
 
-def _filled(layout: RowLayout, values: Mapping[str, Any], num_steps: int) -> StepTable:
+def device_values(
+    schedules: Mapping[str, Schedule], device: Flat, num_steps: int, evaluate: Evaluate
+) -> dict[str, np.ndarray]:
+    """The columns of the scheduled Device fields, by target."""
+    return {
+        target: _field_values(schedule, device[target.removeprefix("device.")], num_steps, evaluate)
+        for target, schedule in schedules.items()
+        if target.startswith("device.")
+    }
+
+
+def fill_table(layout: RowLayout, values: Mapping[str, Any], num_steps: int) -> StepTable:
+    """The table with these values, constant or (num_steps, ...); NaN where there are none."""
     constant = np.full(layout.width, np.nan, np.float32)
     curves: dict[int, np.ndarray] = {}
     for name, value in values.items():
@@ -90,7 +104,8 @@ def _group_values(group: ParamGroup, opt: Mapping[str, Any]) -> tuple[Any, Any]:
     return rate, group.weight_decay if decay is None else decay
 
 
-def _rate_values(schedule: Schedule, num_steps: int, evaluate: Evaluate) -> Any:
+def rate_values(schedule: Schedule, num_steps: int, evaluate: Evaluate) -> Any:
+    """A scheduled hyperparameter: a constant, or float32 (num_steps,)."""
     value = evaluate_schedule(schedule.key, schedule.value, num_steps=num_steps, evaluate=evaluate)
     array = _as_array(schedule, value)
     if array.shape not in ((), (num_steps,)) or array.dtype.kind not in "iuf":

@@ -3,6 +3,7 @@
 from ._explain import CompileExplanation, explain_compiles
 from ._fingerprint import why_not_by_content
 from ._hooks import TracedHooks
+from ._jaxpr import InnerJaxpr, jaxprs
 from ._memory import (
     CONVOLUTION_SCRATCH,
     Held,
@@ -16,6 +17,7 @@ from ._options import checked_compile_options
 from ._pure import run_pure
 from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
+from ._source_lines import raised_at, user_lines
 from ._step import Chunk, StepInputs, StepPlan
 from ._store import Program, cache_clear, cache_stats, store
 
@@ -24,6 +26,7 @@ __all__ = [
     "Chunk",
     "CompileExplanation",
     "Held",
+    "InnerJaxpr",
     "MemoryPart",
     "MemoryPlan",
     "Program",
@@ -38,9 +41,12 @@ __all__ = [
     "explain_compiles",
     "has_convolutions",
     "in_units",
+    "jaxprs",
     "program_memory",
+    "raised_at",
     "run_pure",
     "store",
     "tree_bytes",
+    "user_lines",
     "why_not_by_content",
 ]

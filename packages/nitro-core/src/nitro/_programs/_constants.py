@@ -197,15 +197,12 @@ def _is_equal(value: Any, array: Any) -> bool:
     if not _may_hold(value, array.shape):
         return False
     try:
-        same = np.asarray(value)
-    except ValueError:  # a ragged list
+        # A trace narrows what it meets: float64 to float32, int64 to int32.
+        with np.errstate(over="ignore"):
+            narrowed = np.asarray(value).astype(array.dtype, casting="same_kind")
+        return np.array_equal(narrowed, np.asarray(array), equal_nan=True)
+    except (TypeError, ValueError):  # random keys, other kinds of number, ragged lists
         return False
-    # A trace narrows what it meets: float64 to float32, int64 to int32.
-    return same.shape == array.shape and np.array_equal(
-        same.astype(array.dtype),
-        np.asarray(array),
-        equal_nan=np.issubdtype(array.dtype, np.inexact),
-    )
 
 
 def _may_hold(value: Any, shape: tuple[int, ...]) -> bool:

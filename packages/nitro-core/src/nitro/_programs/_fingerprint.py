@@ -201,7 +201,7 @@ def trace_closure(roots: Mapping[str, object], *, owner: type | None = None) -> 
         roots: Functions, or classes and objects that the program also runs, such as the
             model's class; by the name that messages give them, `Digits.forward`.
         owner: The experiment class, for hooks that read `self.helper`. Its
-            `__dataclass_fields__` are left out: the store keys their values.
+            dataclass fields are left out: the store keys their values.
 
     Returns:
         The closure, a snapshot of this moment.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 import collections
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ._fingerprint_code import CodeFacts, Reference
@@ -118,8 +119,9 @@ class Owner:
     def __init__(self, cls: type | None) -> None:
         self.cls = cls
         self.classes: tuple[type, ...] = () if cls is None else cls.__mro__[:-1]
-        fields: Iterable[str] = getattr(cls, "__dataclass_fields__", ())
-        self._fields = frozenset(fields)
+        # Not `__dataclass_fields__`, which lists class variables, too.
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        self._fields = frozenset(field.name for field in fields)
 
     def covers(self, value: object) -> bool:
         """Tells whether a value is the owner, one of its bases, or an instance of it."""

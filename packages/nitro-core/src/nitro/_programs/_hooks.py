@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from nitro._experiment import Experiment, Route, compile_view
 from nitro._state import ModelLayout
-from nitro._trees import Flat
+from nitro._trees import Flat, describe_array
 from nitro.errors import HookError
 
 
@@ -62,6 +62,34 @@ class TracedHooks:
                 fix="reduce it, for example with `.mean()`",
             )
         return loss
+
+    def train_step(
+        self, view: Any, model: Any, optimizers: Any, batch: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """The user's own `train_step`; its scalars by name, the loss among them.
+
+        Raises:
+            HookError: It returned anything but a loss, or a loss and a dict of scalars.
+        """
+        route = self.routes["train_step"]
+        returned = view.train_step(model, optimizers, **route.pick(batch))
+        loss, more = returned if isinstance(returned, tuple) else (returned, {})
+        if not isinstance(more, Mapping):
+            raise HookError(
+                f"`{route.hook}` returned {type(more).__name__} beside the loss.",
+                expected="the loss, or the loss and a dict of scalars",
+                fix='write `return loss, {"d_loss": d_loss}`',
+            )
+        scalars = {"loss": loss, **more}
+        for name, value in scalars.items():
+            if getattr(value, "shape", None) != ():
+                got = describe_array(value) if hasattr(value, "shape") else type(value).__name__
+                raise HookError(
+                    f"`{route.hook}` returned {got} as `{name}`.",
+                    expected="a scalar array, shape ()",
+                    fix="reduce it, for example with `.mean()`",
+                )
+        return {name: value.astype(jnp.float32) for name, value in scalars.items()}
 
     def eval_outputs(
         self, view: Any, params: Flat, model_state: Flat, batch: Mapping[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from nitro._experiment import Residency, field_names
-from nitro._optim import Optimizer
+from nitro._optim import ManualOptimizers, Optimizer
 from nitro._state import TrainState
 
 from ._constants import TracedCode, check_constants
@@ -55,7 +55,7 @@ class RunPrograms:
         self,
         hooks: TracedHooks,
         *,
-        optimizer: Optimizer | None,
+        optimizer: Optimizer | ManualOptimizers | None,
         compile_options: Mapping[str, Any],
         max_constant_bytes: float,
         slow_compile_s: float,
@@ -68,6 +68,7 @@ class RunPrograms:
         self._held: dict[Any, Program] = {}
         self._graph = self._graph_parts()
         roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
+        roles = [role for role in roles if role != "loss" or "loss" in hooks.routes]
         self._code: dict[str, Closure] = {role: self._trace_code(role) for role in roles}
         self._told: set[str] = set()
 
@@ -224,7 +225,10 @@ class RunPrograms:
 
     def _roots(self, role: str) -> dict[str, Any]:
         cls = type(self.hooks.experiment)
-        roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in _HOOKS_OF[role]}
+        hooks = _HOOKS_OF[role]
+        if role == "train step" and isinstance(self._optimizer, ManualOptimizers):
+            hooks = ("train_step",)
+        roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in hooks}
         if role == "train step" and self._optimizer is not None:
             roots |= self._optimizer.code()
         if role != "loss":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,23 @@ def user_lines(*equations: Any) -> Iterator[SourceLine]:
             reaches only as far as the innermost call.
     """
     for equation in equations:
-        traceback = equation.source_info.traceback
-        for frame in () if traceback is None else traceback.frames:
-            if not _is_library(frame.file_name):
+        stack = equation.source_info.traceback
+        for frame in () if stack is None else stack.frames:
+            if frame.file_name.startswith(_NITRO):
+                break  # beyond it lies the call of `train`
+            if not is_library_file(frame.file_name):
                 yield SourceLine(frame.file_name, frame.line_num, frame.function_name)
 
 
 def _is_library(file: str) -> bool:
     return file.startswith(_NITRO) or is_library_file(file)
+
+
+def raised_at(error: BaseException) -> SourceLine | None:
+    """The innermost user's line that an exception passed through."""
+    lines = [
+        SourceLine(frame.f_code.co_filename, number, frame.f_code.co_qualname)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if not _is_library(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else None

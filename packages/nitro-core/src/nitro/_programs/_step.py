@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nitro._optim import DecayInputs, Optimizer
+from nitro._optim import DecayInputs, ManualOptimizers, Optimizer
 from nitro._state import TrainState
 from nitro._trees import Flat
 
@@ -71,7 +71,7 @@ class StepPlan:
 
 
 def make_step_program(
-    hooks: TracedHooks, optimizer: Optimizer, plan: StepPlan
+    hooks: TracedHooks, optimizer: Optimizer | ManualOptimizers, plan: StepPlan
 ) -> Callable[[set[str]], Callable[..., Any]]:
     """Makes the maker of the step program, as the store wants it.
 
@@ -86,10 +86,11 @@ def make_step_program(
         ) -> tuple[TrainState, Scalars]:
             def take_step(state: TrainState, index: Any) -> tuple[TrainState, Scalars]:
                 row = chunk.rows[index]
-                device = optimizer.scheduled_fields(inputs.device, row)
-                view = hooks.view(device, reads)
-                micro_batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
-                grads, model_state, scalars = _accumulate(hooks, view, state, micro_batches)
+                view = hooks.view(optimizer.scheduled_fields(inputs.device, row), reads)
+                batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
+                if isinstance(optimizer, ManualOptimizers):
+                    return _manual_step(hooks, optimizer, view, state, batches[0], row)
+                grads, model_state, scalars = _accumulate(hooks, view, state, batches)
                 params, opt_state = optimizer.update(
                     grads, state.opt_state, state.params, inputs.anchors, row, view
                 )
@@ -102,6 +103,22 @@ def make_step_program(
         return program
 
     return make
+
+
+def _manual_step(
+    hooks: TracedHooks,
+    optimizers: ManualOptimizers,
+    view: Any,
+    state: TrainState,
+    batch: Flat,
+    row: jax.Array,
+) -> tuple[TrainState, Scalars]:
+    """The user's own step, on modules that it may mutate."""
+    model = hooks.layout.merge(hooks.layout.train, state.params, state.model_state)
+    opt = optimizers.merge(state.opt_state, row)
+    scalars = hooks.train_step(view, model, opt, batch)
+    params, model_state = hooks.layout.split(model)
+    return TrainState(params, model_state, optimizers.flatten(opt)), scalars
 
 
 def _micro_batch(inputs: StepInputs, chunk: Chunk, step: Any, micro: int) -> Flat:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_batch, num_rows, routed_fields
 from nitro.errors import DataError
 
-from ._prefetch import prefetched
+from ._prefetch import DEPTH, prefetched
 
 _RESIDENT_SHARE = 0.1
 """The share of the device's memory that a training split may take without being asked."""
@@ -71,14 +70,19 @@ class EpochCut:
 class Feed(Protocol):
     """Where the step program's batches come from."""
 
-    data: Flat
-    """What lies on the device for the whole run, by field; placed when it is first read."""
+    @property
+    def data(self) -> Flat:
+        """What lies on the device for the whole run, by field; placed when it is first read."""
+        ...
 
     data_shapes: Flat
     """The shapes and dtypes of `data`, which are known before anything is placed."""
 
     bytes_per_micro_batch: int
     """What crosses to the device for one micro-batch."""
+
+    chunks_ahead: int
+    """How many chunks are held on the host before they are fed."""
 
     def example(self, plan: StepPlan) -> Any:
         """Batches of the shapes that `chunks` yields."""
@@ -112,16 +116,20 @@ class DeviceFeed:
         if len(source) * source.batch_size > source.num_samples:
             raise _wrong_width(f"batch {len(source)} of `train`", ragged, source.batch_size)
         self._fields = routed_fields(source.arrays, names, where="the arrays of `train`")
+        self._placed: Flat | None = None
         self.data_shapes: Flat = {
             name: jax.ShapeDtypeStruct(field.shape, jax.dtypes.canonicalize_dtype(field.dtype))
             for name, field in self._fields.items()
         }
         self.bytes_per_micro_batch = source.batch_size * np.dtype(np.int32).itemsize
+        self.chunks_ahead = 0
 
-    @functools.cached_property
+    @property
     def data(self) -> Flat:
         """See `Feed.data`."""
-        return {name: jnp.asarray(field) for name, field in self._fields.items()}
+        if self._placed is None:
+            self._placed = {name: jnp.asarray(field) for name, field in self._fields.items()}
+        return self._placed
 
     def example(self, plan: StepPlan) -> Any:
         """Indices of the right shape."""
@@ -152,6 +160,8 @@ class HostFeed:
         self._first = routed_fields(first, names, where=where)
         self._width = num_rows(self._first, where=where)
         self.bytes_per_micro_batch = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
+        # Those that wait, the one that is being made, and the batches it is made from.
+        self.chunks_ahead = DEPTH + 2
 
     def example(self, plan: StepPlan) -> Any:
         """Batches of the right shapes."""

@@ -273,7 +273,8 @@ class Nitro:
 
         Compiles the programs of training and validation, which then serve `train`.
         """
-        self._session.memory = plan_memory(self._session)
+        with self._session.verb():
+            self._session.memory = plan_memory(self._session)
         return self._session.memory
 
     def close(self) -> None:

@@ -18,7 +18,9 @@ _EPOCHS = 3
 
 _MIN_RSS_GROWTH_BYTES = 32 * 2**20
 _MIN_RSS_SHARE = 0.02
-"""What an allocator keeps for itself grows, too, but not by so much."""
+_NOISE_BYTES = 256 * 2**10
+"""What grows in one epoch without anybody's fault: Orbax keeps about 60 KiB for each record,
+allocators a little for themselves."""
 
 _MAX_LISTED = 5
 _STATM = Path("/proc/self/statm")
@@ -89,4 +91,5 @@ def resident_bytes() -> int:
 
 def _growing(values: list[int]) -> list[int]:
     """The values from the last time on that they did not grow."""
-    return values if len(values) < 2 or values[-2] < values[-1] else values[-1:]
+    has_grown = len(values) < 2 or values[-1] - values[-2] > _NOISE_BYTES
+    return values if has_grown else values[-1:]

@@ -26,8 +26,8 @@ from nitro.errors import MemoryPlanError, NitroWarning
 
 from ._session import Session
 
-CHUNKS_IN_FLIGHT = 2
-"""While one chunk runs, the next one is filled; the one before has been reported."""
+_CHUNKS_IN_FLIGHT = 2
+"""While the device takes the steps of one chunk, the next call is given another one."""
 
 _WARN_FROM = 0.85
 _WORTH_NAMING = 0.05
@@ -38,7 +38,7 @@ _RESIDENT_ARGUMENTS = {"forward": 3, "loss": 1}
 _ADVICE = {
     "step: activations": "halve `batch_size` and double `accum`, or wrap blocks of the model in "
     "`nnx.remat`",
-    "batches in flight": "lower `steps_per_call` or `batch_size`",
+    "batches": "lower `steps_per_call` or `batch_size`",
     "training data": "keep the training data on the host: `ArrayLoader(..., device=False)`",
     "evaluation": "lower the `batch_size` of the evaluation splits",
     "optimizer state": "take an optimizer with less state, such as `optax.sgd`",
@@ -48,7 +48,11 @@ _ADVICE = {
 
 
 def make_memory_plan(
-    session: Session, inputs: StepInputs | None = None, chunk: Chunk | None = None
+    session: Session,
+    inputs: StepInputs | None = None,
+    chunk: Chunk | None = None,
+    *,
+    chunks_ahead: int = 0,
 ) -> MemoryPlan:
     """The plan for the programs that the handle has compiled so far.
 
@@ -56,14 +60,17 @@ def make_memory_plan(
         session: The handle's session.
         inputs: What training reads besides the state, concrete or abstract.
         chunk: What one call of the step program takes, concrete or abstract.
+        chunks_ahead: How many chunks are held on the host before they are fed.
     """
     programs = session.setup.programs.held()
     limit = session.setup.options.memory_limit_bytes
     is_cpu = jax.default_backend() == "cpu"
+    on_host = Held.ALWAYS if is_cpu else Held.HOST
     scratch = is_cpu and any(has_convolutions(p.facts.primitives) for p in programs)
     parts = {
         **_kept(session, inputs, chunk),
-        **_staging(session, is_cpu=is_cpu),
+        "batches ahead": MemoryPart(chunks_ahead * tree_bytes(chunk), on_host),
+        "checkpoint staging": MemoryPart(_staging_bytes(session), on_host),
         **_step(session, [p for p in programs if p.key.role == "train step"]),
         **_evaluation([p for p in programs if p.key.role != "train step"]),
     }
@@ -108,15 +115,14 @@ def _kept(
         "optimizer state": state.opt_state,
         "Device fields and anchors": (device, anchors),
         "training data": data,
-        "batches in flight": [chunk] * CHUNKS_IN_FLIGHT,
+        "batches in flight": [chunk] * _CHUNKS_IN_FLIGHT,
     }
     return {name: MemoryPart(tree_bytes(tree), Held.ALWAYS) for name, tree in trees.items()}
 
 
-def _staging(session: Session, *, is_cpu: bool) -> dict[str, MemoryPart]:
+def _staging_bytes(session: Session) -> int:
     """The copy of the state that is written while training goes on."""
-    size = 0 if session.records is None else tree_bytes(flat_items(session.state))
-    return {"checkpoint staging": MemoryPart(size, Held.ALWAYS if is_cpu else Held.HOST)}
+    return 0 if session.records is None else tree_bytes(flat_items(session.state))
 
 
 def _step(session: Session, programs: list[Program]) -> dict[str, MemoryPart]:
@@ -153,7 +159,8 @@ def _advice(plan: MemoryPlan) -> list[str]:
     worth = _WORTH_NAMING * plan.total_bytes
     by_size = sorted(plan.parts.items(), key=lambda item: -item[1].size_bytes)
     large = [name for name, part in by_size if part.size_bytes >= worth]
-    return [advice for name in large for key, advice in _ADVICE.items() if name.startswith(key)]
+    advice = [text for name in large for key, text in _ADVICE.items() if name.startswith(key)]
+    return list(dict.fromkeys(advice))
 
 
 def _device_name(*, is_cpu: bool, is_given: bool) -> str:

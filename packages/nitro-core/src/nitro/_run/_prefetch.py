@@ -11,6 +11,9 @@ T = TypeVar("T")
 
 _POLL_S = 0.1
 
+DEPTH = 2
+"""How many items wait at most; one more is being produced meanwhile."""
+
 
 class _End:
     """The last thing in the queue, with the producer's exception if it had one."""
@@ -19,7 +22,7 @@ class _End:
         self.error = error
 
 
-def prefetched(items: Iterator[T], *, depth: int = 2) -> Generator[T]:
+def prefetched(items: Iterator[T], *, depth: int = DEPTH) -> Generator[T]:
     """Yields the items in order while a thread produces up to `depth` of them ahead.
 
     The producer's exception is raised here, with its own traceback. Closing the

@@ -30,7 +30,7 @@ from nitro._experiment import (
     resolve_options,
 )
 from nitro._logs import JSONLinesLogger, Logger, checked_logger
-from nitro._optim import Optimizer, make_optimizer
+from nitro._optim import ManualOptimizers, Optimizer, make_manual_optimizers, make_optimizer
 from nitro._programs import (
     RunPrograms,
     TracedHooks,
@@ -72,7 +72,7 @@ class Setup:
     options: RunOptions
     splits: dict[str, Any]
     hooks: TracedHooks
-    optimizer: Optimizer | None
+    optimizer: Optimizer | ManualOptimizers | None
     programs: RunPrograms
     state: TrainState
     device: Flat
@@ -113,9 +113,8 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
         options = dataclasses.replace(options, seed=seed)
     splits = _build_splits(experiment, options, given["data"])
     device = place_device_fields(experiment)
-    layout, params, model_state = split_model(
-        experiment.build_model(nnx.Rngs(options.seed)), hook=f"{owner}.build_model"
-    )
+    model = experiment.build_model(nnx.Rngs(options.seed))
+    layout, params, model_state = split_model(model, hook=f"{owner}.build_model")
     initial = params
     if source.record is not None:
         params = source.record.read("params", params)
@@ -124,16 +123,23 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
     first = _checked_first_batches(hooks, splits)
     optimizer, opt_state = None, ()
     if "train" in splits:
-        optimizer, opt_state = make_optimizer(
-            experiment,
-            params=params,
-            initial=initial,
-            device=device,
-            num_steps=options.max_epochs * (len(splits["train"]) // options.accum),
-            clip=options.gradient_clip_norm,
-            schedules=given["schedules"],
-            evaluate=run_pure,
-        )
+        common: dict[str, Any] = {
+            "device": device,
+            "num_steps": options.max_epochs * (len(splits["train"]) // options.accum),
+            "schedules": given["schedules"],
+            "evaluate": run_pure,
+        }
+        if "train_step" in routes:
+            _check_manual(owner, options, routes, splits)
+            optimizer, opt_state = make_manual_optimizers(experiment, model=model, **common)
+        else:
+            optimizer, opt_state = make_optimizer(
+                experiment,
+                params=params,
+                initial=initial,
+                clip=options.gradient_clip_norm,
+                **common,
+            )
     if source.record is not None and source.is_resume and optimizer is not None:
         opt_state = read_opt_state(source.record, opt_state)
     checkpointer = _checked_checkpointer(experiment, given["checkpointer"])
@@ -209,6 +215,25 @@ def _check_structural_content(experiment: Experiment) -> None:
             )
 
 
+def _check_manual(
+    owner: str, options: RunOptions, routes: Mapping[str, Any], splits: Mapping[str, Any]
+) -> None:
+    """Refuses options that a `train_step` of the user's own leaves without effect."""
+    for name, off in (("accum", 1), ("gradient_clip_norm", 0)):
+        if getattr(options, name) != off:
+            raise ConfigError(
+                f"`{name}` is {getattr(options, name)!r}, and `{owner}.train_step` takes the steps "
+                "by itself.",
+                expected=f"{off}",
+                fix=f"do in `train_step` what `{name}` would do, and leave the option out",
+            )
+    if "val" in splits and not {"loss", "metrics"} & routes.keys():
+        raise ConfigError(
+            f"`{owner}` has a split `val`, and neither a `metrics` nor a `loss` hook.",
+            fix="add one of the two, or leave `val` out of `build_data`",
+        )
+
+
 def _build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:
     owner = type(experiment).__name__
     hook = "Nitro(data=...)" if data is not None else f"{owner}.build_data"
@@ -227,7 +252,10 @@ def _checked_first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dic
     for split, source in splits.items():
         batch = first_batch(split, source)
         where = f"the first batch of `{split}`"
-        names = traced_names(hooks, batch, with_loss=split == "train" or needs_loss(hooks))
+        if split == "train":
+            names = train_names(hooks, batch)
+        else:
+            names = traced_names(hooks, batch, with_loss=needs_loss(hooks))
         if not names:
             raise DataError(
                 f"No hook names a batch field; {where} has {sorted(batch)}.",
@@ -242,8 +270,16 @@ def _checked_first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dic
 
 def traced_names(hooks: TracedHooks, batch: Batch, *, with_loss: bool) -> tuple[str, ...]:
     """The batch fields that go to the device, sorted."""
-    wanted = ("forward", "loss") if with_loss else ("forward",)
+    wanted = {"forward", "loss"} if with_loss else {"forward"}
+    wanted &= hooks.routes.keys()
     return tuple(sorted({name for hook in wanted for name in hooks.routes[hook].names(batch)}))
+
+
+def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+    """The batch fields that a training step takes to the device, sorted."""
+    if "train_step" in hooks.routes:
+        return hooks.routes["train_step"].names(batch)
+    return traced_names(hooks, batch, with_loss=True)
 
 
 def needs_loss(hooks: TracedHooks) -> bool:

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nitro._optim import Optimizer
+from nitro._optim import ManualOptimizers, Optimizer
 from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
 
 from ._feed import EpochCut, Feed, make_feed
 from ._memory_plan import make_memory_plan
 from ._session import Session
-from ._setup import traced_names
+from ._setup import train_names
 
 
 class Call(NamedTuple):
@@ -34,13 +34,13 @@ class Call(NamedTuple):
 class StepRunner:
     """Drives the step program over an epoch, a chunk of steps per call."""
 
-    def __init__(self, session: Session, optimizer: Optimizer) -> None:
+    def __init__(self, session: Session, optimizer: Optimizer | ManualOptimizers) -> None:
         setup = session.setup
         source, first = setup.splits["train"], setup.first["train"]
         self._session = session
         self._optimizer = optimizer
         self._feed: Feed = make_feed(
-            source, first, traced_names(setup.hooks, first, with_loss=True)
+            source, first, train_names(setup.hooks, first)
         )
         self.per_epoch = len(source) // setup.options.accum
         self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
@@ -97,7 +97,12 @@ class StepRunner:
 
     def memory_plan(self) -> MemoryPlan:
         """What the run will hold, before any of its data is on the device."""
-        return make_memory_plan(self._session, self._input_shapes(), self._example(self._plan))
+        return make_memory_plan(
+            self._session,
+            self._input_shapes(),
+            self._example(self._plan),
+            chunks_ahead=self._feed.chunks_ahead,
+        )
 
     def _choose(self) -> tuple[StepPlan, Program]:
         session, options = self._session, self._session.setup.options

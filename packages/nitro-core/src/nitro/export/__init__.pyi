@@ -1,3 +1,8 @@
+from ._dims import Dim as Dim
+from ._dims import constraint_symbols as constraint_symbols
+from ._dims import evaluate_size as evaluate_size
+from ._dims import size_symbols as size_symbols
+from ._dims import solve_sizes as solve_sizes
 from ._program import ExportProgram as ExportProgram
 from ._program import Golden as Golden
 from ._save import export_model as export_model

@@ -10,18 +10,45 @@ import jax
 import jax.export
 import numpy as np
 
+from ._dims import Dim
+
 
 def export_traced(
-    fn: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]
+    fn: Callable[..., Any],
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    *,
+    platforms: Sequence[str],
+    disabled_checks: Sequence[jax.export.DisabledSafetyCheck] = (),
+    calling_convention_version: int | None = None,
 ) -> jax.export.Exported:
-    """Exports `fn` at these positional arguments, for the CPU, unused ones kept.
+    """Exports `fn` at these positional arguments, unused ones kept.
 
     The bytes depend on the code, the arguments and the versions only: source paths and
     line numbers stay out (JAX writes them into its modules by default).
     """
-    with _no_locations():
+    version = calling_convention_version or jax.config.jax_export_calling_convention_version  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+    with (
+        _configured("jax_traceback_in_locations_limit", 0),
+        _configured("jax_export_calling_convention_version", version),
+    ):
         jitted = jax.jit(fn, keep_unused=True)
-        return jax.export.export(jitted, platforms=["cpu"])(*arguments)
+        export = jax.export.export(jitted, platforms=platforms, disabled_checks=disabled_checks)
+        return export(*arguments)
+
+
+def make_scope(constraints: Sequence[str]) -> jax.export.SymbolicScope:
+    """The one scope that all symbolic sizes of a trace must share."""
+    return jax.export.SymbolicScope(list(constraints))
+
+
+def make_argument(
+    sizes: Sequence[Dim], dtype: np.dtype[Any], scope: jax.export.SymbolicScope
+) -> jax.ShapeDtypeStruct:
+    """An abstract argument; sizes that are strings become symbolic in `scope`."""
+    if all(isinstance(size, int) for size in sizes):
+        return jax.ShapeDtypeStruct(sizes, dtype)
+    text = ", ".join(map(str, sizes))
+    return jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"({text},)", scope=scope), dtype)
 
 
 def wide_types_for(dtypes: Iterable[np.dtype[Any]]) -> AbstractContextManager[Any]:
@@ -31,10 +58,10 @@ def wide_types_for(dtypes: Iterable[np.dtype[Any]]) -> AbstractContextManager[An
 
 
 @contextmanager
-def _no_locations() -> Generator[None]:
-    before = jax.config.jax_traceback_in_locations_limit  # pyright: ignore[reportAttributeAccessIssue] - made at run time
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+def _configured(name: str, value: int) -> Generator[None]:
+    before = getattr(jax.config, name)
+    jax.config.update(name, value)
     try:
         yield
     finally:
-        jax.config.update("jax_traceback_in_locations_limit", before)
+        jax.config.update(name, before)

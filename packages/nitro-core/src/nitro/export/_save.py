@@ -9,21 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from nitro._plugins import get_backend
-from nitro._run import Nitro, session_of
+from nitro._run import Nitro, Phase, session_of
 from nitro.errors import ConfigError, ExportError
-from nitro.hooks import ExportBackend
+from nitro.hooks import ExportBackend, VerificationRecorder
 
 from ._build import build_program
-from ._verify import verify_artifact
+from ._program import ExportProgram
+from ._request import (
+    ExportRequest,
+    checked_batch_sizes,
+    checked_constraints,
+    checked_float_dtype,
+    checked_platforms,
+    checked_vjp_order,
+    local_platform,
+)
+from ._verify import verify_here, verify_isolated
 
 
 def export_model(
     run: Nitro,
-    backend: str,
+    backend: str | ExportBackend,
     *,
     dir: str | Path,  # noqa: A002 - the word that users know
     name: str,
     batch_sizes: Sequence[int] = (1,),
+    dynamic_batch: bool = False,
+    platforms: Sequence[str] | None = None,
+    dtype: Any = None,
+    vjp_order: int = 0,
+    constraints: Sequence[str] = (),
+    custom_calls: Sequence[str] = (),
+    golden: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -36,10 +53,24 @@ def export_model(
 
     Args:
         run: The handle; its Device fields are baked at their current values.
-        backend: The name of an installed backend, such as `"stablehlo"`.
+        backend: The name of an installed backend, such as `"stablehlo"`; or a backend
+            itself, whose artifacts are then verified in this process.
         dir: The folder that the artifact goes into.
         name: The artifact's own folder, and its name when it is served.
         batch_sizes: The sizes to compile for; each at least 1.
+        dynamic_batch: Whether to write a program for any batch size, too. Shapes of
+            `export_inputs` may hold other symbolic sizes besides: `(1, "time", 8)`.
+        platforms: What to lower for, of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`; the
+            hardware need not be here. None means the platform that JAX runs on here.
+        dtype: What to convert float weights to, such as `"bfloat16"`. The program
+            computes in it; its inputs and outputs keep their promised dtypes.
+        vjp_order: How often the artifact can be differentiated: 1 lets it be trained.
+        constraints: What callers promise of symbolic sizes, such as `"b >= 2"` or
+            `"mod(time, 4) == 0"`; the batch is called `b` unless a spec renames it.
+        custom_calls: Targets of foreign calls to let through, though JAX does not
+            promise to keep them.
+        golden: Reference inputs to keep with the artifact, by wire name. None takes
+            rows of the data where the wire takes those as they are, else makes some.
         provenance: More facts to keep with the artifact; they win over collected ones.
         overwrite: Whether to replace an artifact of this name.
         verify: Whether to load the artifact in a fresh process and compare it with
@@ -53,25 +84,64 @@ def export_model(
         BackendError: The backend is unknown or cannot be loaded.
         ExportError: A hook is missing or its specs do not fit, the target exists, or the
             artifact does not give what `predict` gives.
+        ProgramError: The hooks capture large arrays.
         ConfigError: An option that cannot be used.
     """
     target = _checked_target(dir, name, overwrite=overwrite)
-    sizes = _checked_sizes(batch_sizes)
-    writer = get_backend(backend)
+    request = ExportRequest(
+        name=name,
+        batch_sizes=checked_batch_sizes(batch_sizes),
+        dynamic_batch=dynamic_batch,
+        platforms=checked_platforms(platforms),
+        dtype=checked_float_dtype(dtype),
+        vjp_order=checked_vjp_order(vjp_order),
+        constraints=checked_constraints(constraints),
+        custom_calls=(custom_calls,) if isinstance(custom_calls, str) else tuple(custom_calls),
+        golden=golden,
+        provenance=provenance or {},
+    )
+    if verify:
+        _require_local_platform(request.platforms)
+    writer = get_backend(backend) if isinstance(backend, str) else backend
     session = session_of(run)
     session.report_drift()
-    program = build_program(session, name=name, batch_sizes=sizes, provenance=provenance or {})
-    with _staged(target) as staging:
-        _write(writer, program, staging, backend_options)
-        if verify:
-            verify_artifact(program, backend, staging)
-        _swap_in(staging, target)
+    with session.in_phase(Phase.EXPORTING):
+        program = build_program(session, request)
+        with _staged(target) as staging:
+            _write(writer, program, staging, backend_options)
+            if verify:
+                _verify(writer, program, staging, is_installed=isinstance(backend, str))
+            _swap_in(staging, target)
     return target
 
 
-def _write(writer: ExportBackend, program: Any, path: Path, options: Mapping[str, Any]) -> None:
+def _require_local_platform(platforms: Sequence[str]) -> None:
+    here = local_platform()
+    if here not in platforms:
+        raise ConfigError(
+            f"`platforms` is {tuple(platforms)}, and JAX runs on {here} here.",
+            expected="a platform that the artifact can be verified on",
+            fix=f'add "{here}" to `platforms`, or pass `verify=False`',
+        )
+
+
+def _write(
+    writer: ExportBackend, program: ExportProgram, path: Path, options: Mapping[str, Any]
+) -> None:
     path.mkdir()
     writer.write(program, path, **options)
+
+
+def _verify(
+    writer: ExportBackend, program: ExportProgram, path: Path, *, is_installed: bool
+) -> None:
+    found = (
+        verify_isolated(program, writer.name, path)
+        if is_installed
+        else verify_here(program, writer.load, path)
+    )
+    if isinstance(writer, VerificationRecorder):
+        writer.record_verification(path, found.to_json())
 
 
 def _checked_target(folder: str | Path, name: str, *, overwrite: bool) -> Path:
@@ -85,16 +155,6 @@ def _checked_target(folder: str | Path, name: str, *, overwrite: bool) -> Path:
             f"`{target}` exists.", fix="choose another `name`, or pass `overwrite=True`"
         )
     return target
-
-
-def _checked_sizes(batch_sizes: Sequence[int]) -> tuple[int, ...]:
-    sizes = (batch_sizes,) if isinstance(batch_sizes, int) else tuple(batch_sizes)
-    bad = [s for s in sizes if isinstance(s, bool) or not hasattr(s, "__index__") or s < 1]
-    if bad or not sizes:
-        raise ConfigError(
-            f"`batch_sizes` is {batch_sizes!r}.", expected="at least one size, each at least 1"
-        )
-    return tuple(sorted({int(size) for size in sizes}))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ import numpy as np
 
 from nitro.errors import ExportError
 
-Dim = int | str
-"""A fixed size, or (as a string) the name or expression of a symbolic one."""
+from ._dims import Dim, evaluate_size, size_symbols
 
 _EXTENDED = ("bfloat16", "float8_e5m2", "float8_e4m3fn")
 
@@ -25,7 +24,9 @@ class ExportSpec:
         name: The name on the wire.
         dtype: A NumPy or ml_dtypes name, such as `"uint8"` or `"bfloat16"`. Required
             for inputs; asserted for outputs where given.
-        shape: The sizes, batch axis included; the size given there is a placeholder.
+        shape: The sizes, batch axis included; a number given there is a placeholder, a
+            name is what `constraints` call the batch. Elsewhere a string is a symbolic
+            size, which callers choose: `"time"`, or an expression such as `"2*k"`.
             Required for inputs; asserted for outputs where given.
         batch_axis: Which axis counts samples, counted from 1.
         axes: A name for each axis, for clients that want to read them.
@@ -96,11 +97,20 @@ class ExportSpec:
         assert self.shape is not None
         return len(self.shape)
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names in the shape, the batch axis left out."""
+        return size_symbols(*self.sizes(1))
+
     def sizes(self, batch: Dim) -> tuple[Dim, ...]:
-        """The shape with `batch` at the batch axis."""
+        """The shape with `batch` at the batch axis; symbolic sizes stay as they are."""
         assert self.shape is not None
         batch_at = self.batch_axis - 1
         return (*self.shape[:batch_at], batch, *self.shape[batch_at + 1 :])
+
+    def fixed_sizes(self, batch: int, values: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape with `batch` at the batch axis, and symbolic sizes worked out."""
+        return tuple(evaluate_size(size, values) for size in self.sizes(batch))
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -149,4 +159,11 @@ def _checked_shape(shape: Sequence[Any], name: str) -> tuple[Dim, ...]:
                 expected="sizes of at least 1, or names of symbolic sizes",
                 fix="write 1 at the batch axis: the size there is only a placeholder",
             )
-    return tuple(size if isinstance(size, str) else int(size) for size in shape)
+        try:
+            size_symbols(size if isinstance(size, str) else int(size))
+        except ValueError as error:
+            raise ExportError(
+                f"ExportSpec `{name}` has the size {size!r} in its shape: {error}.",
+                expected='a name or an expression, such as "time", "2*k" or "floordiv(t, 2)"',
+            ) from error
+    return tuple(size.strip() if isinstance(size, str) else int(size) for size in shape)

@@ -1,0 +1,19 @@
+"""What a run leaves in plain files and tables; reading it needs no JAX."""
+
+from ._history import HISTORY_KEYS, History
+from ._plot import plot_history
+from ._run_file import RunFile, find_runs, read_run_file, write_run_file
+from ._tables import Report, Section, Table
+
+__all__ = [
+    "HISTORY_KEYS",
+    "History",
+    "Report",
+    "RunFile",
+    "Section",
+    "Table",
+    "find_runs",
+    "plot_history",
+    "read_run_file",
+    "write_run_file",
+]

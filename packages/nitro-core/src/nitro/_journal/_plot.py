@@ -1,0 +1,72 @@
+"""Draws a history: one panel for each curve."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+from nitro.errors import ConfigError, MissingPackageError
+
+from ._history import History
+
+_PANEL_INCHES = (4.0, 2.8)
+_MOST_COLUMNS = 3
+
+
+def plot_history(history: History, *, title: str, path: str | Path | None = None) -> Any:
+    """Draws each scalar column against the epoch, with the best epoch marked.
+
+    Args:
+        history: What to draw.
+        title: Stands above all.
+        path: Where to save it; the suffix says the format. None saves nothing.
+
+    Returns:
+        A `matplotlib.figure.Figure`. It belongs to no window and needs no closing.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+        ConfigError: No epoch has finished.
+    """
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingPackageError(
+            "Plots need matplotlib, which is not installed.",
+            fix='pip install "nitro-core[plot]"; or read the numbers: `run.history.to_csv(path)`',
+        ) from error
+    names = [name for name in history.columns if name not in ("epoch", "step")]
+    if not len(history):
+        raise ConfigError(f"{title}: no epoch has finished, so there is nothing to draw.")
+    num_columns = min(_MOST_COLUMNS, len(names))
+    num_rows = math.ceil(len(names) / num_columns)
+    size = (_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + 0.4)
+    # Not through pyplot: no global state, no window, nothing to close.
+    figure = figures.Figure(figsize=size, layout="constrained")
+    figure.suptitle(title)
+    for index, name in enumerate(names):
+        _draw(figure.add_subplot(num_rows, num_columns, index + 1), history, name)
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    return figure
+
+
+def _draw(axes: Any, history: History, name: str) -> None:
+    epochs = history["epoch"]
+    values = [math.nan if value is None else value for value in history[name]]
+    axes.plot(epochs, values, marker="o" if len(epochs) < 30 else None, markersize=3)
+    axes.set_title("train loss" if name == "loss" else name, fontsize=10)
+    axes.set_xlabel("epoch", fontsize=8)
+    axes.grid(visible=True, alpha=0.3)
+    axes.locator_params(axis="x", integer=True)
+    best = history.best
+    if best is None:
+        return
+    axes.axvline(best["epoch"], linestyle="--", linewidth=0.8, color="grey")
+    if name in best and best[name] is not None:
+        label = f"best epoch {best['epoch']}: {best[name]:.5g}"
+        axes.plot([best["epoch"]], [best[name]], marker="*", markersize=10, label=label)
+        axes.legend(fontsize=7)

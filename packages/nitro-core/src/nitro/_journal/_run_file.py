@@ -1,0 +1,158 @@
+"""The file `run.json`: what a run is and how far it is, readable while it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nitro.errors import CheckpointError, did_you_mean
+
+from ._history import History
+
+RUN_FILE_NAME = "run.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """What a run is and how far it is. All values are JSON values.
+
+    Attributes:
+        experiment: The class, as `module:Class`.
+        file: The source file of the class; None where it has none.
+        preset: The preset that the run was built from.
+        run_dir: The directory that holds the file, absolute.
+        status: "running", "completed", "early_stop", "requested" or "failed"; a reader may
+            also see "interrupted": the process of a running one is gone.
+        phase: What the run was doing last.
+        epoch: Finished epochs.
+        step: Finished optimizer steps.
+        max_epochs: The horizon.
+        loss: The loss of the last step that was read.
+        metric: The metric that ranks records.
+        mode: Whether "min" or "max" of it is best.
+        history: One row per finished epoch.
+        config: The fields of the experiment.
+        binding: The binding report.
+        logger: The logger's type, run id and page.
+        error: What ended a failed run.
+        started_at: When training started, seconds since 1970.
+        updated_at: When this was written.
+        pid: The process.
+        host: The machine.
+    """
+
+    experiment: str
+    run_dir: str
+    status: str
+    max_epochs: int
+    started_at: float
+    updated_at: float
+    pid: int
+    host: str
+    file: str | None = None
+    preset: str | None = None
+    phase: str = ""
+    epoch: int = 0
+    step: int = 0
+    loss: float | None = None
+    metric: str | None = None
+    mode: str = "min"
+    history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    binding: str = ""
+    logger: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    error: str | None = None
+
+    def to_history(self) -> History:
+        """The finished epochs."""
+        return History(
+            self.history, metric=self.metric, mode="max" if self.mode == "max" else "min"
+        )
+
+
+def write_run_file(run: RunFile) -> None:
+    """Replaces the run's file at once, so that a reader never sees half of it."""
+    path = Path(run.run_dir) / RUN_FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(run)}
+    temporary.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_run_file(run_dir: str | Path) -> RunFile:
+    """Reads the file of a run.
+
+    Args:
+        run_dir: The run's directory.
+
+    Raises:
+        CheckpointError: No run there, a damaged file, or another format version.
+    """
+    path = Path(run_dir) / RUN_FILE_NAME
+    if not path.exists():
+        raise _no_run(Path(run_dir))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("format_version")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"`{path}` is no description of a run: {type(error).__name__}: {error}.",
+            fix="restore or delete the file",
+        ) from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"`{path}` has format version {version}.",
+            expected=f"version {FORMAT_VERSION}, which this Nitro reads",
+        )
+    # A directory may have moved since.
+    run = RunFile(**{**content, "run_dir": str(path.parent.absolute())})
+    is_gone = run.status == "running" and run.host == socket.gethostname() and _is_dead(run.pid)
+    return dataclasses.replace(run, status="interrupted") if is_gone else run
+
+
+def find_runs(directory: str | Path) -> list[Path]:
+    """The directories of all runs at or below a directory, sorted."""
+    found: list[Path] = []
+    for root, folders, files in os.walk(directory):
+        if RUN_FILE_NAME in files:
+            found.append(Path(root))
+            folders.clear()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return sorted(found)
+
+
+def _is_dead(pid: int) -> bool:
+    if sys.platform == "win32":
+        return False  # signal 0 would end the process there
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _no_run(run_dir: Path) -> CheckpointError:
+    if not run_dir.exists():
+        siblings = [p.name for p in find_runs(run_dir.parent)] if run_dir.parent.exists() else []
+        return CheckpointError(
+            f"There is no run `{run_dir}`.",
+            expected=did_you_mean(run_dir.name, siblings),
+            fix="see `nitro runs` for what there is",
+        )
+    below = [str(path) for path in find_runs(run_dir)]
+    return CheckpointError(
+        f"`{run_dir}` holds no run.",
+        expected="a run's directory, with a `run.json` in it: " + did_you_mean("", below),
+        fix=f"see `nitro runs {run_dir}`",
+    )

@@ -1,0 +1,222 @@
+"""Looks into a traced export for what no artifact can keep, before anything is lowered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from nitro._programs import jaxprs, user_lines
+from nitro._trees import Flat
+from nitro.errors import ExportError
+
+from ._program import ExportProgram
+from ._wire import WireForward
+
+_CALLBACKS = re.compile(r"callback|debug_print|infeed|outfeed")
+_STABLE = re.compile(r"lapack_|cu(solver|blas|dnn)|hip(solver|blas)|shape_assertion")
+
+_UNSTABLE = re.compile(r"custom calls? .*?targets? .*?guarantees?\.\s*(?:Examples are: )?", re.S)
+
+
+@dataclass(frozen=True)
+class _Culprit:
+    """An equation, with the ones that it is inside of."""
+
+    name: str
+    equations: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        line = next(user_lines(*self.equations), None)
+        return f"`{self.name}`" + ("" if line is None else f" ({line})")
+
+
+def refuse_callbacks(jaxpr: Any, owner: str) -> None:
+    """Refuses calls into Python, which no artifact can hold, and other side effects.
+
+    Raises:
+        ExportError: Names each, with the user's line.
+    """
+    found = [c for c in _culprits(jaxpr) if _CALLBACKS.search(c.name)]
+    if found:
+        raise ExportError(
+            f"The exported program of `{owner}` would call Python: {_listed(found)}.",
+            expected="pure JAX: an artifact runs where there is no Python",
+            fix="compute it with JAX, do it in `export_postprocess`, or drop the debugging call",
+        )
+    effects = {str(effect) for effect in jaxpr.effects}
+    if effects:
+        culprits = [c for c in _culprits(jaxpr) if c.equations[0].effects]
+        raise ExportError(
+            f"The exported program of `{owner}` has side effects: {_listed(culprits)} "
+            f"({', '.join(sorted(effects))}).",
+            expected="a function whose only result is its outputs",
+            fix="take what has the effect out of `forward` and `export_preprocess`",
+        )
+
+
+def refuse_unstable_calls(jaxpr: Any, owner: str, allowed: Sequence[str]) -> None:
+    """Refuses foreign calls whose targets nobody promises to keep (JX-22).
+
+    Raises:
+        ExportError: Names each target, with the user's line.
+    """
+    calls = [
+        _Culprit(target, culprit.equations)
+        for culprit in _culprits(jaxpr)
+        if culprit.name == "ffi_call"
+        and (target := str(culprit.equations[0].params["target_name"])) not in allowed
+        and not _STABLE.match(target)
+    ]
+    if calls:
+        raise _unstable(owner, _listed(calls), calls[0].name)
+
+
+def refuse_unstable_targets(program: ExportProgram, batch: int | None, owner: str) -> None:
+    """Lowers a program once, and tells which targets JAX refuses to write.
+
+    Raises:
+        ExportError: Names the targets.
+    """
+    try:
+        program.exported(batch)
+    except ValueError as error:
+        message = " ".join(str(error).split())
+        if not _UNSTABLE.search(message):
+            raise
+        targets = re.findall(r"target (\S+)", message) or re.findall(r"'([\w.$]+)'", message)
+        listed = ", ".join(f"`{target}`" for target in dict.fromkeys(targets))
+        raise _unstable(owner, listed, next(iter(targets), "TARGET")) from error
+
+
+def _unstable(owner: str, listed: str, first: str) -> ExportError:
+    return ExportError(
+        f"The exported program of `{owner}` calls {listed}, which JAX does not promise to keep.",
+        expected="targets with a compatibility promise, such as LAPACK's",
+        fix=f"compute it without; or, where every reader has it, pass `custom_calls=({first!r},)`",
+    )
+
+
+def refuse_constants(forward: WireForward, jaxpr: Any) -> None:
+    """Refuses large arrays that the hooks capture: they would be baked into the artifact.
+
+    Raises:
+        ProgramError: Names each array, its hook, and what it came through.
+    """
+    session = forward.session
+    cls = type(session.setup.experiment)
+    hooks = [name for name in ("forward", "export_preprocess") if hasattr(cls, name)]
+    device = session.device
+    session.setup.programs.check_constants(
+        jaxpr,
+        role="exported",
+        roots={
+            **{f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks},
+            "model": forward.hooks.layout.eval_modules,
+        },
+        baked={f"Device field {cls.__name__}.{name}": device[name] for name in device},
+    )
+
+
+def refuse_draws(
+    forward: WireForward,
+    names: Sequence[str],
+    arguments: Sequence[Any],
+    custom_calls: Sequence[str] = (),
+) -> None:
+    """Refuses an evaluation-mode `forward` whose outputs depend on RNG state.
+
+    Raises:
+        ExportError: Names the RNG variables that it reads, and the user's line.
+    """
+    rngs = forward.rngs
+    if not rngs:
+        return
+    fn = forward.make_drawing(names)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in custom_calls]
+    with forward.wide_types():
+        jaxpr = jax.make_jaxpr(fn)(rngs, *arguments)
+        # Arguments that no output depends on are dropped when a program is exported.
+        export = jax.export.export(jax.jit(fn), platforms=["cpu"], disabled_checks=allowed)
+        kept = set(export(rngs, *arguments).module_kept_var_idx)
+    drawn = [name for i, name in enumerate(sorted(rngs)) if i in kept]
+    if drawn:
+        states = dict(zip(sorted(rngs), jaxpr.jaxpr.invars, strict=False))
+        where = _first_draw(jaxpr.jaxpr, {states[name] for name in drawn})
+        raise ExportError(
+            f"`{forward.owner}.forward` draws random numbers in evaluation mode: "
+            f"it reads {', '.join(f'`{name}`' for name in drawn)}{where}.",
+            expected="outputs that depend on inputs and weights only",
+            fix="draw in training mode only, or take the noise as a batch field",
+        )
+
+
+def refuse_undifferentiable(
+    forward: WireForward, names: Sequence[str], arguments: Sequence[Any], weights: Flat
+) -> None:
+    """Refuses a program that has no derivative by its float weights.
+
+    Raises:
+        ExportError: Says why.
+    """
+    fn = forward.make(names)
+    count = len(forward.inputs)
+    given = dict(enumerate(arguments))
+    floats = {
+        count + i: given.pop(count + i)
+        for i, name in enumerate(names)
+        if jnp.issubdtype(weights[name].dtype, jnp.floating)
+    }
+
+    def total(varied: Mapping[int, Any], fixed: Mapping[int, Any]) -> jax.Array:
+        every = {**varied, **fixed}
+        outputs = fn(*(every[i] for i in range(len(arguments))))
+        return sum((o.astype(jnp.float32).sum() for o in outputs), start=jnp.zeros(()))
+
+    try:
+        with forward.wide_types():
+            jax.eval_shape(jax.grad(total), floats, given)
+    # JAX raises several types for what has no reverse-mode derivative.
+    except Exception as error:
+        raise ExportError(
+            f"`{forward.owner}.forward` cannot be differentiated by its weights: "
+            f"{str(error).splitlines()[0]}",
+            expected="a derivative, as `vjp_order` promises one",
+            fix="replace what has none, such as `lax.while_loop` by `lax.scan`; or leave "
+            "`vjp_order` out",
+        ) from error
+
+
+def _culprits(jaxpr: Any) -> Iterator[_Culprit]:
+    for inner in jaxprs(jaxpr):
+        for equation in inner.jaxpr.eqns:
+            yield _Culprit(equation.primitive.name, (equation, *inner.calls))
+
+
+def _listed(culprits: Sequence[_Culprit]) -> str:
+    return ", ".join(dict.fromkeys(map(str, culprits)))
+
+
+def _first_draw(jaxpr: Any, states: set[Any]) -> str:
+    """The user's line of the last equation that RNG state reaches directly or by a key."""
+    reached, found = set(states), ""
+    for equation in jaxpr.eqns:
+        if not {v for v in equation.invars if not hasattr(v, "val")} & reached:
+            continue
+        if not all(_is_random(v) for v in equation.outvars):
+            line = next(user_lines(equation), None)
+            return f" ({line})" if line is not None else found
+        reached |= set(equation.outvars)
+    return found
+
+
+def _is_random(variable: Any) -> bool:
+    """Whether a variable is a key, or the integers that keys and counters are made of."""
+    dtype = variable.aval.dtype
+    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return is_key or (jnp.issubdtype(dtype, jnp.integer) and variable.aval.size <= 4)

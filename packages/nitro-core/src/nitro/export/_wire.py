@@ -1,0 +1,203 @@
+"""`forward` between the wire's inputs and the promised outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nitro._experiment import has_hook
+from nitro._run import Session
+from nitro._trees import Flat, named_leaves
+from nitro.errors import ExportError, did_you_mean
+
+from ._lowering import wide_types_for
+from ._spec import ExportSpec
+
+
+class WireForward:
+    """The function that is exported, and `Nitro.predict` seen through the same wire."""
+
+    def __init__(
+        self,
+        session: Session,
+        inputs: Sequence[ExportSpec],
+        outputs: Sequence[ExportSpec],
+        *,
+        dtype: np.dtype[Any] | None = None,
+    ) -> None:
+        """Makes the function; traces nothing yet.
+
+        Args:
+            session: The handle's.
+            inputs: In wire order.
+            outputs: In result order.
+            dtype: What float weights are stored in and float batch fields are cast to;
+                outputs are cast back to what their specs say. None leaves all as it is.
+        """
+        self.session = session
+        self.hooks = session.setup.hooks
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._dtype = dtype
+
+    def promising(self, inputs: Sequence[ExportSpec]) -> WireForward:
+        """The same function with other input specs."""
+        return WireForward(self.session, inputs, self.outputs, dtype=self._dtype)
+
+    @property
+    def owner(self) -> str:
+        """The experiment's class name, for messages."""
+        return self.session.setup.owner
+
+    @property
+    def weights(self) -> Flat:
+        """Parameters and model state by dotted name, without RNG state."""
+        rngs = self.hooks.layout.rng_names
+        state = {n: v for n, v in self.session.state.model_state.items() if n not in rngs}
+        with self.wide_types():
+            return {n: self._cast(v) for n, v in {**self.session.state.params, **state}.items()}
+
+    @property
+    def rngs(self) -> Flat:
+        """The RNG state by dotted name."""
+        return {n: self.session.state.model_state[n] for n in self.hooks.layout.rng_names}
+
+    def make(self, weight_names: Sequence[str]) -> Callable[..., tuple[jax.Array, ...]]:
+        """The pure function: wire inputs, then weights, to a tuple of outputs."""
+
+        # Its name becomes part of the artifact.
+        def program(*arguments: jax.Array) -> tuple[jax.Array, ...]:
+            return self.run(arguments, weight_names, {})
+
+        return program
+
+    def make_drawing(self, weight_names: Sequence[str]) -> Callable[..., tuple[jax.Array, ...]]:
+        """As `make`, with the RNG state as a first argument instead of inert constants."""
+
+        def program(rngs: Flat, *arguments: jax.Array) -> tuple[jax.Array, ...]:
+            return self.run(arguments, weight_names, rngs)
+
+        return program
+
+    def run(
+        self, arguments: Sequence[Any], weight_names: Sequence[str], rngs: Flat
+    ) -> tuple[jax.Array, ...]:
+        """The outputs for wire inputs and weights, and for this RNG state."""
+        count = len(self.inputs)
+        wire, flat = arguments[:count], arguments[count:]
+        weights = dict(zip(weight_names, flat, strict=True))
+        view = self.hooks.view(self.session.device)
+        params = {name: weights[name] for name in self.session.state.params}
+        given = {**weights, **rngs}
+        model_state = {
+            name: given[name] if name in given else _inert(value)
+            for name, value in self.session.state.model_state.items()
+        }
+        batch = jax.tree.map(self._cast, self._batch(view, wire))
+        outputs = self.hooks.eval_outputs(view, params, model_state, batch)
+        return tuple(
+            self._cast_back(spec, array)
+            for spec, array in zip(self.outputs, self._select(outputs, wire, jnp), strict=True)
+        )
+
+    def predict(self, wire: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What `Nitro.predict` returns for wire inputs, as the outputs are promised."""
+        view = self.hooks.view(self.session.device)
+        with self.wide_types():
+            arrays = [jnp.asarray(wire[spec.name]) for spec in self.inputs]
+            batch = jax.tree.map(np.asarray, self._batch(view, arrays))
+        ordered = [wire[spec.name] for spec in self.inputs]
+        result = self._select(self.session.predict(batch), ordered, np)
+        if self._dtype is not None:
+            pairs = zip(result, self.outputs, strict=True)
+            result = [np.asarray(a).astype(s.numpy_dtype, copy=False) for a, s in pairs]
+        return dict(zip((spec.name for spec in self.outputs), result, strict=True))
+
+    def wide_types(self) -> AbstractContextManager[Any]:
+        """A context in which JAX keeps the 64-bit types that are promised."""
+        dtypes = [spec.numpy_dtype for spec in self.inputs]
+        return wide_types_for([*dtypes, *([] if self._dtype is None else [self._dtype])])
+
+    def _cast(self, array: Any) -> Any:
+        is_float = self._dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.asarray(array, self._dtype) if is_float else array
+
+    def _cast_back(self, spec: ExportSpec, array: Any) -> Any:
+        return array if self._dtype is None else array.astype(spec.numpy_dtype)
+
+    def _batch(self, view: Any, wire: Sequence[Any]) -> Any:
+        if not has_hook(self.session.setup.experiment, "export_preprocess"):
+            return {
+                spec.name: jnp.moveaxis(array, spec.batch_axis - 1, 0)
+                for spec, array in zip(self.inputs, wire, strict=True)
+            }
+        batch = view.export_preprocess(*wire)
+        if not isinstance(batch, Mapping):
+            raise ExportError(
+                f"`{self.owner}.export_preprocess` returned {type(batch).__name__}.",
+                expected="a mapping of the batch fields that `forward` names",
+            )
+        return batch
+
+    def _select(self, outputs: Any, wire: Sequence[Any], xp: Any) -> list[Any]:
+        leaves = {"": outputs} if not isinstance(outputs, Mapping) else named_leaves(outputs)
+        wires = {spec.name: (spec, a) for spec, a in zip(self.inputs, wire, strict=True)}
+        return [self._selected(spec, leaves, wires, xp) for spec in self.outputs]
+
+    def _selected(
+        self, spec: ExportSpec, leaves: Mapping[str, Any], wires: Mapping[str, Any], xp: Any
+    ) -> Any:
+        source = spec.source or spec.name
+        if spec.source is not None and spec.source in wires and spec.source not in leaves:
+            echoed, array = wires[spec.source]
+            return xp.moveaxis(array, echoed.batch_axis - 1, spec.batch_axis - 1)
+        if "" in leaves:
+            self._require_one_array(spec)
+            source = ""
+        if source not in leaves:
+            raise ExportError(
+                f"The output `{spec.name}` asks for `{source}`, which "
+                f"`{self.owner}.forward` does not return.",
+                expected=did_you_mean(source, leaves),
+                fix=f'name its source: `ExportSpec("{spec.name}", source="{next(iter(leaves))}")`',
+            )
+        array = leaves[source]
+        if spec.batch_axis > array.ndim:
+            raise ExportError(
+                f"The output `{spec.name}` has batch_axis={spec.batch_axis}, and `{source}` of "
+                f"`{self.owner}.forward` has {array.ndim} axes.",
+                expected=f"a batch axis from 1 to {array.ndim}",
+            )
+        return xp.moveaxis(array, 0, spec.batch_axis - 1)
+
+    def _require_one_array(self, spec: ExportSpec) -> None:
+        if spec.source not in (None, spec.name):
+            raise ExportError(
+                f"The output `{spec.name}` asks for `{spec.source}`, but `{self.owner}.forward` "
+                "returns one array, which has no name.",
+                expected="no `source`, or that of a wire input to echo: "
+                + ", ".join(f"`{s.name}`" for s in self.inputs),
+                fix=f'write `ExportSpec("{spec.name}")`',
+            )
+        names = {s.name for s in self.inputs}
+        others = [s for s in self.outputs if s.source not in names and s is not spec]
+        if others:
+            raise ExportError(
+                f"`{self.owner}.forward` returns one array, and `export_outputs` promises "
+                f"`{spec.name}` and `{others[0].name}`.",
+                expected="one output",
+                fix=f'return {{"{spec.name}": ..., "{others[0].name}": ...}} from `forward`',
+            )
+
+
+def _inert(value: Any) -> Any:
+    """What stands for RNG state in evaluation mode: a constant that no run has seen."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = jnp.zeros(jax.random.key_data(value).shape, jnp.uint32)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return jnp.zeros(value.shape, value.dtype)
