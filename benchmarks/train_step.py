@@ -1,14 +1,16 @@
 """Steps per second of Nitro's training against hand-written JAX, in one run, by ratio.
 
-    uv run benchmarks/train_step.py [--mnist PATH] [--workloads mlp32,cnn64] [--seconds 6]
+    uv run benchmarks/train_step.py [--mnist PATH] [--workloads mlp32,cnn64]
+        [--keras PYTHON] [--torch PYTHON]
 
 Contenders for each workload, all with the same optimizer, data and batch order:
 
 - `xla`: the bare limit: a whole epoch in one scan over device-resident data.
 - `hand`: the best hand-written loop: jitted pure step, donated state, NumPy batches.
-- `nnx`: the usual NNX loop: `nnx.jit` and `nnx.Optimizer`.
+- `nnx_loop`: the usual NNX loop: `nnx.jit` and `nnx.Optimizer`.
 - `nitro`: Nitro with its defaults: a log line per step, history; validation and progress off.
-- `nitro-schedule`: the same with a scheduled learning rate.
+- `nitro_schedule`: the same with a scheduled learning rate.
+- `keras` (JAX backend), `torch`, `lightning`: in the interpreters that are given.
 
 Without MNIST the images are random; the ratios mean the same.
 """
@@ -18,6 +20,7 @@ import itertools
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -267,16 +270,30 @@ def compare(name: str, mnist: Path, rounds: int, laps: int) -> dict[str, float]:
     return {c: workload.steps / statistics.median(laps) for c, laps in seconds.items()}
 
 
+def measure_peer(python: str, peer: str, workload: str, laps: int) -> dict[str, float]:
+    """Steps per second of a peer, in the interpreter that has it."""
+    script = Path(__file__).with_name("peers.py")
+    command = [python, str(script), peer, workload, "--laps", str(laps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mnist", type=Path, default=Path(os.environ.get("NITRO_MNIST", MNIST)))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--keras", metavar="PYTHON", help="an interpreter that has Keras")
+    parser.add_argument("--torch", metavar="PYTHON", help="one that has PyTorch and Lightning")
     arguments = parser.parse_args()
+    peers = {"keras": arguments.keras, "torch": arguments.torch, "lightning": arguments.torch}
     print(f"jax {jax.__version__}, {os.cpu_count()} cores, {jax.default_backend()}")
     for name in arguments.workloads.split(","):
         rates = compare(name, arguments.mnist, arguments.rounds, arguments.laps)
+        for peer, python in peers.items():
+            if python is not None:
+                rates |= measure_peer(python, peer, name, arguments.laps)
         print(json.dumps({"workload": name, **{k: round(v, 1) for k, v in rates.items()}}))
         nitro_rate = rates["nitro"]
         ratios = ", ".join(f"{nitro_rate / rate:.2f} of {c}" for c, rate in rates.items())

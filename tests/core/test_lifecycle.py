@@ -1,0 +1,345 @@
+"""Phases, monitors, graceful stops, early stopping and stop reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+
+import nitro
+from nitro import EarlyStop, Phase
+from nitro.errors import ConfigError, DivergenceError, NitroWarning
+
+
+class Line(nitro.Experiment):
+    """Fits a line; `val_loss` falls for as long as it trains."""
+
+    max_epochs: int = 4
+    device_data: bool | None = None
+
+    def build_data(self):
+        x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        arrays = {"x": x, "y": 3 * x[:, 0]}
+        return {
+            "train": nitro.ArrayLoader(arrays, 4, shuffle=True, device=self.device_data),
+            "val": nitro.ArrayLoader(arrays, 8),
+        }
+
+    def build_model(self, rngs):
+        return nnx.Linear(1, 1, rngs=rngs)
+
+    def forward(self, model, *, x):
+        return model(x)[:, 0]
+
+    def loss(self, height, *, y):
+        return ((height - y) ** 2).mean()
+
+
+class Scripted:
+    """Stops after an epoch of its own choosing, and remembers what it was asked."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.asked: list[int] = []
+
+    def should_stop(self, epoch, metrics):
+        self.asked.append(epoch)
+        return epoch >= self.stop_at
+
+
+@pytest.fixture
+def handle(tmp_path):
+    def make(experiment=None, **options) -> nitro.Nitro:
+        options = {"run_dir": tmp_path, "checkpointer": None, **options}
+        return nitro.Nitro(experiment or Line(), **options)
+
+    return make
+
+
+def log_lines(run):
+    return [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_through_its_phases_in_order(handle):
+    run = handle(Line(max_epochs=1), checkpointer=nitro.TopK())
+    seen = []
+    run.on_phase(lambda event: seen.append(event.phase.value))
+
+    run.train()
+
+    assert seen == [
+        "training", "compiling", "training", "evaluating", "training", "checkpointing",
+        "training", "done", "idle",
+    ]  # fmt: skip
+    assert run.phase is Phase.DONE
+
+
+def test_the_way_out_of_evaluation_carries_the_metrics(handle):
+    run = handle(Line(max_epochs=2))
+    events = []
+    run.on_phase(events.append)
+
+    run.train()
+
+    told = [(e.epoch, e.metrics["val_loss"]) for e in events if e.metrics]
+    assert told == [(row["epoch"], row["val_loss"]) for row in run.history]
+    assert all(e.before is Phase.EVALUATING and e.run is run for e in events if e.metrics)
+
+
+def test_a_monitor_of_the_process_sees_every_handle_until_it_leaves(handle):
+    seen = []
+    leave = nitro.on_phase(lambda event: seen.append(event.run))
+    first, second = handle(), handle()
+
+    first.validate()
+    leave()
+    leave()
+    second.validate()
+
+    assert set(seen) == {first}
+
+
+def test_a_failing_monitor_warns_once_and_disturbs_nothing(handle):
+    run = handle(Line(max_epochs=2))
+
+    def broken(event):
+        raise KeyError("lost")
+
+    run.on_phase(broken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.train()
+
+    messages = [str(w.message) for w in caught if issubclass(w.category, NitroWarning)]
+    assert len(messages) == 1
+    assert "broken' raised KeyError: 'lost'" in messages[0]
+    assert run.epoch == 2
+
+
+@pytest.mark.parametrize("device_data", [True, False])
+def test_a_requested_stop_leaves_a_record_in_mid_epoch(handle, device_data):
+    run = handle(
+        Line(device_data=device_data),
+        checkpointer=nitro.TopK(),
+        steps_per_call=3,
+        checkpoint_every_steps=4,
+    )
+    run.on_phase(lambda event: event.step == 4 and run.request_stop())
+
+    run.train()
+
+    assert (run.step, run.epoch, run.stop_reason) == (7, 0, "requested")
+    assert len(run.history) == 0
+    assert (run.run_dir / "checkpoints" / "epoch0000-step00000007").is_dir()
+
+
+def test_a_stop_requested_at_the_end_of_an_epoch_finishes_it(handle):
+    run = handle(steps_per_call=10)
+    run.on_phase(lambda event: event.phase is Phase.EVALUATING and run.request_stop())
+
+    run.train()
+
+    assert (run.epoch, run.stop_reason) == (1, "requested")
+    assert len(run.history) == 1
+    assert log_lines(run)[-1] == {"type": "finish", "status": "early_stop"}
+
+
+def test_a_stop_may_come_from_another_thread(handle):
+    run = handle(Line(max_epochs=100_000, device_data=False))
+    started = threading.Event()
+    run.on_phase(lambda event: event.epoch >= 1 and started.set())
+
+    def stop():
+        started.wait()
+        run.request_stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    run.train()
+    thread.join()
+
+    assert run.stop_reason == "requested"
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import nitro
+from test_lifecycle import Line
+run = nitro.Nitro(Line(max_epochs=1_000_000), run_dir=sys.argv[2])
+run.on_phase(lambda event: event.epoch == 1 and print("going", flush=True))
+run.train()
+print(run.stop_reason, run.step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_gracefully_with_a_record(tmp_path, number):
+    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+
+    reason, step = out.splitlines()[-1].split()
+    names = [p.name for p in (tmp_path / "checkpoints").iterdir()]
+    assert process.returncode == 0
+    assert reason == "requested"
+    assert any(f"step{int(step):08d}" in name for name in names)
+
+
+def test_signal_handlers_come_back(handle):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    handle(Line(max_epochs=1)).train()
+
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_second_interrupt_aborts(handle):
+    run = handle(Line(max_epochs=1000))
+
+    def interrupt_twice(event):
+        if event.phase is Phase.EVALUATING:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    run.on_phase(interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+
+    assert run.stop_reason == "error"
+    assert run.phase is Phase.FAILED
+    assert log_lines(run)[-1]["status"] == "error"
+
+
+def test_early_stopping_waits_for_its_patience(handle):
+    # A gain of 10 is never reached: the first epoch is the best, three more are waited for.
+    run = handle(Line(max_epochs=50), early_stop=EarlyStop(patience=3, min_delta=10.0))
+
+    run.train()
+
+    assert (run.epoch, run.stop_reason) == (4, "early_stop")
+    assert log_lines(run)[-1]["status"] == "early_stop"
+
+
+@pytest.mark.parametrize(("mode", "values", "stops"), [
+    ("min", [3.0, 2.0, 2.5, 2.4], [False, False, False, True]),
+    ("max", [0.1, 0.3, 0.3, 0.4], [False, False, False, False]),
+    ("max", [0.5, 0.4, 0.50005], [False, False, True]),
+])  # fmt: skip
+def test_early_stopping_counts_improvements(mode, values, stops):
+    stopper = EarlyStop(metric="m", mode=mode, patience=2)
+
+    assert [stopper.should_stop(i, {"m": v}) for i, v in enumerate(values, 1)] == stops
+
+
+def test_a_stopper_of_ones_own_is_asked_after_every_epoch(handle):
+    stopper = Scripted(stop_at=2)
+    run = handle(Line(max_epochs=5), early_stop=stopper)
+
+    run.train()
+
+    assert (run.epoch, run.stop_reason) == (2, "early_stop")
+    assert stopper.asked == []  # the handle has a copy of its own
+    assert run._session.setup.stopper.asked == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mode": "low"}, 'mode=.low.*\n.*"min" or "max"'),
+        ({"patience": 0}, "patience=0"),
+        ({"min_delta": -1.0}, "min_delta=-1.0"),
+    ],
+)
+def test_a_bad_early_stop_is_refused(options, match):
+    with pytest.raises(ConfigError, match=match):
+        EarlyStop(**options)
+
+
+def test_early_stopping_without_validation_is_refused_at_setup(handle):
+    loader = Line().build_data()["train"]
+
+    with pytest.raises(ConfigError, match="no split `val` to watch; there are `train`"):
+        handle(data={"train": loader}, early_stop=EarlyStop())
+
+
+def test_early_stopping_on_an_unknown_metric_is_refused_at_setup(handle):
+    with pytest.raises(ConfigError, match="watches `acc`, but there is no `metrics` hook"):
+        handle(early_stop=EarlyStop(metric="acc"))
+
+
+def test_divergence_may_be_allowed(handle, tmp_path):
+    class Diverging(Line):
+        def loss(self, height, *, y):
+            return super().loss(height, y=y) * np.nan
+
+    loader = Line().build_data()["train"]
+    with pytest.raises(DivergenceError, match="loss is nan at step 1 of epoch 1"):
+        handle(Diverging(), data={"train": loader}).train()
+
+    run = handle(Diverging(max_epochs=1), data={"train": loader}, check_divergence=False)
+    with pytest.warns(NitroWarning, match="`loss` of `train` is nan at step 1"):
+        run.train()
+
+    assert run.stop_reason == "completed"
+    assert "loss" not in log_lines(run)[-3]
+
+
+def test_a_finished_run_is_not_trained_again(handle):
+    run = handle(Line(max_epochs=1)).train()
+
+    run.train()
+
+    assert run.step == 10
+
+
+def test_set_device_takes_effect_at_once_and_reads_back(handle):
+    class Scaled(Line):
+        scale: nitro.Device[float] = 1.0
+
+        def loss(self, height, *, y):
+            return self.scale * super().loss(height, y=y)
+
+    run = handle(Scaled())
+    before = run.validate()["val_loss"]
+    run.set_device(scale=2.0)
+
+    assert run.validate()["val_loss"] == pytest.approx(2 * before, rel=1e-6)
+    assert run.device_value("scale") == np.float32(2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({}, "got no fields"),
+        ({"scal": 1.0}, "no field `scal`.*\n.*did you mean `scale`"),
+        ({"max_epochs": 2}, "host-only: no trace sees it"),
+        ({"size": 2}, "GraphConst: another value is another program"),
+        ({"scale": [1.0, 2.0]}, "got the structure"),
+        ({"scale": np.ones(2, np.float32)}, r"got float32\(2,\).*\n.*float32\(\)"),
+        ({"scale": "high"}, "set_device"),
+    ],
+)
+def test_set_device_refuses_what_does_not_fit(handle, values, match):
+    class Scaled(Line):
+        scale: nitro.Device[float] = 1.0
+        size: nitro.GraphConst[int] = 1
+
+    run = handle(Scaled())
+
+    with pytest.raises(ConfigError, match=match):
+        run.set_device(**values)
+    assert run.device_value("scale") == np.float32(1.0)
