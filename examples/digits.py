@@ -61,6 +61,9 @@ class Digits(nitro.Experiment):
         hits = logits.argmax(-1) == label
         return {"acc": (hits.sum(), hits.size)}
 
+    def checkpointer(self):
+        return nitro.TopK(metric="acc", mode="max")
+
     def export_inputs(self):
         return [ExportSpec("img", "uint8", (1, 64))]
 
@@ -94,7 +97,7 @@ def serve(bundle: Path) -> float:
 
 
 def main() -> None:
-    run = nitro.Nitro(Digits(), checkpointer=nitro.TopK(metric="acc", mode="max"))
+    run = nitro.Nitro(Digits())
     run.train()
     bundle = nitro.export_model(
         run,

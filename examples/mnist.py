@@ -46,7 +46,7 @@ class MNIST(nitro.Experiment):
             for split in ("train", "val", "test")
         }
         return {
-            "train": nitro.ArrayLoader(splits["train"], batch_size=64, shuffle=True),
+            "train": nitro.ArrayLoader(splits["train"], batch_size=50, shuffle=True),
             "val": nitro.ArrayLoader(splits["val"], batch_size=256),
             "test": nitro.ArrayLoader(splits["test"], batch_size=256),
         }

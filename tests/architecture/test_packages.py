@@ -59,4 +59,6 @@ def test_entry_points_name_modules_that_exist(package: Path) -> None:
 def test_extras_are_the_official_backends() -> None:
     extras = _project(_ROOT / "packages" / "nitro-core")["optional-dependencies"]
 
-    assert extras == {name: [f"nitro-export-{name}"] for name in OFFICIAL_EXTRAS}
+    backends = {name: [f"nitro-export-{name}"] for name in OFFICIAL_EXTRAS}
+    assert {name: extras[name] for name in OFFICIAL_EXTRAS} == backends
+    assert set(extras) - set(backends) == {"mlflow", "plot", "tensorboard"}

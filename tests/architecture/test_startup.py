@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,7 @@ def _modules_after(code: str) -> set[str]:
         _RUN_CLI.format(word="--help"),
         _RUN_CLI.format(word="--version"),
         _RUN_CLI.format(word="backends"),
+        f"from nitro._cli import main; main(['runs', {str(Path(__file__).parent)!r}])",
     ],
 )
 def test_start_up_imports_no_jax(code: str) -> None:

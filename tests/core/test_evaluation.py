@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -95,6 +96,17 @@ def test_handle_without_data_takes_its_width_from_the_first_request(
 
     np.testing.assert_allclose(heights[1], other.predict({"x": x}), rtol=1e-6)
     np.testing.assert_array_equal(heights[0], heights[1][:4])
+
+
+def test_short_batch_is_padded_with_its_last_sample(plane: Any, make_run: Any) -> None:
+    class Peak(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return jnp.broadcast_to(x.max(0), x.shape)
+
+    x = -np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+
+    # Zeros behind the three rows would be the highest of all.
+    np.testing.assert_array_equal(make_run(Peak()).predict({"x": x}), [x[0]] * 3)
 
 
 @pytest.mark.parametrize(

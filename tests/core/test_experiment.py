@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+import inspect
+import linecache
+import pydoc
+from dataclasses import InitVar, field
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pytest
 
 import nitro
 from nitro import Device, GraphConst, Host
-from nitro.errors import ConfigError, ExperimentError
+from nitro._experiment import NO_DEFAULT, parse_override
+from nitro.errors import ConfigError, ExperimentError, NitroError
 
 
 class Color(enum.Enum):
@@ -26,6 +32,7 @@ class Typed(nitro.Experiment):
     pair: GraphConst[tuple[int, str]] = (1, "a")
     mode: GraphConst[Literal["min", "max"]] = "min"
     limit: GraphConst[int | None] = None
+    folder: Path | None = None
 
 
 def test_each_field_has_the_residency_of_its_marker() -> None:
@@ -225,7 +232,7 @@ def test_missing_hook_is_named_with_its_signature(hook: str, plane: Any) -> None
 
     with pytest.raises(
         ExperimentError,
-        match=rf"lacks the hook `{hook}\(self[\s\S]*four required[\s\S]*`def {hook}",
+        match=rf"lacks the hook `{hook}\(self[\s\S]*required hooks: build_data, build_model, forward, loss[\s\S]*`def {hook}",
     ):
         nitro.Nitro(lacking())
 
@@ -251,3 +258,162 @@ def test_hook_with_other_positional_arguments_is_refused(
 
     with pytest.raises(ExperimentError, match=rf"has the positional arg[\s\S]*`def {name}\(self, "):
         nitro.Nitro(wrong())
+
+
+def test_field_knows_its_line_default_and_type() -> None:
+    class Lined(nitro.Experiment):
+        width: GraphConst[int] = 128
+        path: str
+
+    width, path = Lined.fields().values()
+
+    file, _, line = width.location.rpartition(":")
+    assert file == __file__
+    assert path.location == f"{file}:{int(line) + 1}"
+    assert (width.default, path.default) == (128, NO_DEFAULT)
+
+
+def test_help_shows_the_prose_and_a_table_of_the_fields() -> None:
+    class Documented(nitro.Experiment):
+        """Classifies digits."""
+
+        width: GraphConst[int] = 128
+        """Hidden units."""
+        path: str
+
+    assert inspect.getdoc(Documented) == (
+        "Classifies digits.\n\n"
+        "Fields:\n"
+        "    width  GraphConst[int]  = 128\n"
+        "        Hidden units.\n"
+        "    path   str              (required)"
+    )
+    assert "GraphConst[int]  = 128" in pydoc.render_doc(Documented)
+
+
+def test_subclass_without_prose_inherits_it_with_a_table_of_its_own() -> None:
+    class Base(nitro.Experiment):
+        """Classifies digits."""
+
+        width: GraphConst[int] = 128
+
+    class Deep(Base):
+        depth: int = 2
+
+    doc = inspect.getdoc(Deep) or ""
+    assert doc.startswith("Classifies digits.\n\nFields:\n    width")
+    assert doc.count("Fields:") == 1
+    assert doc.endswith("    depth  int              = 2")
+
+
+@pytest.mark.parametrize(
+    "name", ["fields", "replace", "presets", "from_preset", "forward", "metrics", "optimizer"]
+)
+def test_field_named_like_a_method_is_refused(name: str) -> None:
+    with pytest.raises(ExperimentError, match=rf"`Bad\.{name}` .*name of a[\s\S]*`{name}_`"):
+        type("Bad", (nitro.Experiment,), {"__annotations__": {name: int}, name: 1})
+
+
+def test_rate_and_decay_may_be_fields() -> None:
+    class Rated(nitro.Experiment):
+        learning_rate: float = 1e-2
+        weight_decay: float
+
+    assert Rated(weight_decay=0.1).weight_decay == 0.1
+
+
+def test_field_declared_twice_is_refused_with_both_lines() -> None:
+    with pytest.raises(
+        ExperimentError,
+        match=r"`Bad\.width` \(.*:\d+\) is declared twice, in the lines \d+ and \d+",
+    ):
+
+        class Bad(nitro.Experiment):
+            width: int = 1
+            depth: int = 2
+            width: int = 3  # pyright: ignore[reportRedeclaration]
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (Final[int], r"is `Final`[\s\S]*frozen as they are"),
+        (InitVar[int], "is an `InitVar`[\\s\\S]*kept and recorded"),
+        (TypeVar("S"), r"type variable `~S`[\s\S]*subclass for each type"),
+    ],
+)
+def test_annotation_that_cannot_be_a_field_is_refused(hint: Any, words: str) -> None:
+    with pytest.raises(ExperimentError, match=rf"`Bad\.width` .*{words}"):
+        type("Bad", (nitro.Experiment,), {"__annotations__": {"width": hint}, "width": 1})
+
+
+def test_field_that_the_constructor_does_not_take_is_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"`Bad\.width` .*init=False[\s\S]*write a property"):
+
+        class Bad(nitro.Experiment):
+            width: int = field(init=False, default=1)
+
+
+def test_own_constructor_is_refused() -> None:
+    with pytest.raises(ExperimentError, match=r"defines `__init__`[\s\S]*`__post_init__\(self\)`"):
+
+        class Bad(nitro.Experiment):
+            def __init__(self) -> None: ...
+
+
+def test_post_init_sees_converted_values() -> None:
+    class Checked(nitro.Experiment):
+        width: GraphConst[int] = 2
+
+        def __post_init__(self) -> None:
+            if type(self.width) is not int or self.width % 2:
+                raise ValueError("width must be even")
+
+    assert Checked(width=4.0).width == 4  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="must be even"):
+        Checked(width=3)
+
+
+def test_class_of_a_notebook_keeps_its_docs_and_lines() -> None:
+    lines = ["class Typed(nitro.Experiment):", "    width: int = 1", "    'Hidden units.'", ""]
+    cell, source = "<ipython-input-1>", "\n".join(lines)
+    linecache.cache[cell] = (len(source), None, [line + "\n" for line in lines], cell)
+    names: dict[str, Any] = {"nitro": nitro, "__name__": __name__}
+    exec(compile(source, cell, "exec"), names)
+
+    width = names["Typed"].fields()["width"]
+
+    assert (width.doc, width.location) == ("Hidden units.", f"{cell}:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("count=3", "count", 3),
+        ("rate=2", "rate", 2.0),
+        ("flag=true", "flag", True),
+        ("name=3", "name", "3"),
+        ("name=a=b", "name", "a=b"),
+        ("color=red", "color", Color.RED),
+        ("sizes=(3, 5)", "sizes", (3, 5)),
+        ("limit=none", "limit", None),
+        ("folder=a/b", "folder", Path("a/b")),
+    ],
+)
+def test_word_of_a_command_line_is_read_by_the_declared_type(
+    text: str, name: str, value: Any
+) -> None:
+    assert parse_override(Typed, text) == (name, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("count", "`count` sets nothing"),
+        ("count=2.5", r"`count=2\.5` does not fit[\s\S]*declared type int"),
+        ("cuont=2", r"no field `cuont`[\s\S]*did you mean `count`"),
+    ],
+)
+def test_word_of_a_command_line_that_sets_nothing_is_refused(text: str, words: str) -> None:
+    with pytest.raises(NitroError, match=words):
+        parse_override(Typed, text)

@@ -20,10 +20,10 @@ def test_run_logs_parameters_steps_validation_and_outcome(trained_plane: nitro.N
     lines = _lines(trained_plane.run_dir / "metrics.jsonl")
 
     kinds = [line["type"] if "context" not in line else line["context"] for line in lines]
-    assert kinds == ["params", *(["train"] * 4 + ["data", "val"]) * 6, "finish"]
+    assert kinds == ["params", "other", *(["train"] * 4 + ["data", "val"]) * 6, "finish"]
     assert [line["step"] for line in lines if line.get("context") == "train"] == [*range(1, 25)]
-    assert lines[1].keys() == {"type", "context", "step", "epoch", "loss"}
-    assert lines[6].keys() == {"type", "context", "step", "epoch", "val_loss"}
+    assert lines[2].keys() == {"type", "context", "step", "epoch", "loss"}
+    assert lines[7].keys() == {"type", "context", "step", "epoch", "val_loss"}
     assert lines[-1] == {"type": "finish", "status": "completed"}
 
 

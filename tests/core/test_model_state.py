@@ -136,3 +136,29 @@ def test_names_that_clash_when_dotted_are_refused(plane: Any, make_run: Any) -> 
 
     with pytest.raises(HookError, match=r"two variables with the dotted name `inner\.bias`"):
         make_run(Clash())
+
+
+class Tabled(nnx.Module):
+    """Holds plain arrays beside its variables."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.scale = nnx.data(jnp.float32(2.0))
+        self.shift = nnx.data(jnp.float32(1.0))
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(x) * self.scale + self.shift
+
+
+def test_plain_arrays_of_a_module_are_carried_under_their_own_names(plane, tmp_path):
+    class TabledPlane(plane):
+        def build_model(self, rngs):
+            return Tabled(rngs)
+
+    run = nitro.Nitro(TabledPlane(), run_dir=tmp_path)
+    x = np.ones((3, 4), np.float32)
+
+    model = run.model
+
+    np.testing.assert_allclose(run.predict({"x": x}), model(x)[:, 0], rtol=1e-6)
+    assert {"scale", "shift"} <= run._session.state.model_state.keys()

@@ -173,8 +173,8 @@ def test_record_of_another_layout_names_the_leaves(plane: Any, trained_plane: ni
 
     with pytest.raises(
         CheckpointError,
-        match=r"`kernel` is float32\(4, 1\) in the record and float32\(6, 1\) in the model; "
-        r"the record lacks `scale`[\s\S]*same structure",
+        match=r"`kernel`: float32\(4, 1\) in the record, float32\(6, 1\) now[\s\S]*`scale`: not in "
+        r"the record[\s\S]*same structure",
     ):
         nitro.Nitro(Wide(), checkpoint=trained_plane.run_dir, data={})
 
@@ -184,7 +184,7 @@ def test_leaf_that_the_model_lacks_is_named(plane: Any, trained_plane: nitro.Nit
         def build_model(self, rngs: Any) -> Any:
             return nnx.Linear(4, 1, use_bias=False, rngs=rngs)
 
-    with pytest.raises(CheckpointError, match=r"the model lacks `bias`"):
+    with pytest.raises(CheckpointError, match=r"`bias`: float32\(1,\) in the record, gone now"):
         nitro.Nitro(Bare(), checkpoint=trained_plane.run_dir, data={})
 
 
@@ -204,9 +204,7 @@ def test_folder_without_records_is_refused(plane: Any, tmp_path: Path) -> None:
 def test_folder_that_only_looks_like_a_record_is_refused(plane: Any, tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
 
-    with pytest.raises(
-        CheckpointError, match=r"no record that can be read[\s\S]*a Nitro run wrote"
-    ):
+    with pytest.raises(CheckpointError, match=r"no record that can be read|holds no record"):
         nitro.Nitro(plane(), checkpoint=tmp_path, data={})
 
 

@@ -188,6 +188,7 @@ def test_error_of_the_users_keeps_its_type_and_gets_a_note() -> None:
         ({"learning_rate": 1.0, "opt.learning_rate": 1.0}, "are both `opt.learning_rate`"),
         ({"learning_rate": optax.cosine_decay_schedule(1.0, 5)}, "if you gave the schedule itself"),
         ({"learning_rate": "fast"}, "is 'fast' .str"),
+        ({"learning_rate": lambda t: optax.linear_schedule(0.0, 1.0, 0)}, "nothing would be"),
         ({"learning_rate": -1.0}, "0 or more, and finite"),
         ({"learning_rate": lambda t: lambda s: 3.0 - s}, "is -1.0 at step 4, counted from 0"),
         ({"learning_rate": lambda t: lambda s: jnp.ones(2)}, "one real number for each step"),
@@ -252,7 +253,9 @@ def test_validation_sees_the_field_of_the_last_step(plane: Any, make_run: Any) -
             return {"shift": (height.sum(), height.size)}
 
     schedules = {"shift": lambda total: lambda step: 1.0 * step}
-    run = make_run(Shifted(), schedules=schedules, max_epochs=2, checkpointer=None).train()
+    run = make_run(
+        Shifted(), schedules=schedules, max_epochs=2, checkpointer=None, progress=False
+    ).train()
 
     assert run.history["shift"] == [3.0, 7.0]
     assert run.device_value("shift") == 7.0

@@ -20,13 +20,14 @@ class Bars(nitro.Experiment):
     max_epochs: int = 2
     on_device: bool | None = None
     poison: int = -1
+    samples: int = 44
 
     def build_data(self):
         rng = np.random.default_rng(0)
-        x = rng.normal(size=(44, 6)).astype(np.float32)
+        x = rng.normal(size=(self.samples, 6)).astype(np.float32)
         if self.poison >= 0:
             x[self.poison] = np.nan
-        arrays = {"x": x, "y": rng.integers(0, 3, 44)}
+        arrays = {"x": x, "y": rng.integers(0, 3, self.samples)}
         shuffle = self.poison < 0
         return {"train": nitro.ArrayLoader(arrays, 4, shuffle=shuffle, device=self.on_device)}
 
@@ -92,8 +93,8 @@ def test_one_program_gives_the_same_bits_however_its_steps_are_cut(tmp_path, on_
 @pytest.mark.parametrize("accum", [1, 2])
 def test_data_on_the_device_gives_the_same_bits_as_data_from_the_host(tmp_path, accum):
     options = {"accum": accum, "steps_per_call": 4}
-    on_device = trained(Bars(on_device=True), tmp_path / "device", **options)
-    from_host = trained(Bars(on_device=False), tmp_path / "host", **options)
+    on_device = trained(Bars(on_device=True, samples=40), tmp_path / "device", **options)
+    from_host = trained(Bars(on_device=False, samples=40), tmp_path / "host", **options)
 
     assert_same_bits(weights(on_device), weights(from_host))
     assert losses(tmp_path / "device") == losses(tmp_path / "host")
@@ -154,4 +155,4 @@ def test_unrolled_steps_give_what_single_steps_give(tmp_path):
 
 def test_many_unrolled_convolutions_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="`steps_per_call` = 5 would unroll 10 convolutional"):
-        trained(Convolved(), tmp_path, steps_per_call=5, accum=2)
+        trained(Convolved(samples=40), tmp_path, steps_per_call=5, accum=2)

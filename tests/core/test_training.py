@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import nitro
-from nitro.errors import ConfigError, DataError, DivergenceError, HookError
+from nitro.errors import ConfigError, DataError, DivergenceError, HookError, NitroWarning
 
 
 class Classes(nitro.Experiment):
@@ -194,10 +194,14 @@ def test_loss_that_is_not_finite_stops_the_run(plane: Any, make_run: Any, points
 def test_unchecked_divergence_is_left_out_of_the_log(
     plane: Any, make_run: Any, points: Any
 ) -> None:
-    run = make_run(
-        plane(), data=_poisoned(points), check_divergence=False, checkpointer=None
-    ).train()
+    run = make_run(plane(), data=_poisoned(points), check_divergence=False, checkpointer=None)
+    with pytest.warns(NitroWarning, match="is nan at step") as told:
+        run.train()
 
+    assert [str(warning.message).split(" is nan")[0] for warning in told] == [
+        "The metric `loss` of `train`",
+        "The metric `val_loss` of `val`",
+    ]
     assert [line["step"] for line in step_lines(run) if "loss" in line] == [1, 2]
     assert len(step_lines(run)) == 4
 
@@ -218,7 +222,7 @@ def test_progress_bar_changes_nothing(
     run = make_run(plane(), progress=True, max_epochs=2).train()
 
     assert run.step == 8
-    assert "epoch 2/2  loss " in capsys.readouterr().err
+    assert "epoch 2/2  " in capsys.readouterr().err
 
 
 def test_model_that_is_no_nnx_module_is_refused(plane: Any, make_run: Any) -> None:

@@ -23,13 +23,15 @@ class Mnist(nitro.Experiment):
 
     def build_data(self) -> Any:
         with np.load(MNIST) as arrays:
-            splits = {
-                split: {"img": arrays[f"{split}_img"], "label": arrays[f"{split}_label"]}
-                for split in ("train", "test")
-            }
+            train, val, test = (
+                {name: arrays[f"{split}_{name}"] for name in ("img", "label")}
+                for split in ("train", "val", "test")
+            )
+        # The 60,000 images that MNIST calls its training set.
+        both = {name: np.concatenate([train[name], val[name]]) for name in train}
         return {
-            "train": nitro.ArrayLoader(splits["train"], 32, shuffle=True),
-            "test": nitro.ArrayLoader(splits["test"], 1000),
+            "train": nitro.ArrayLoader(both, 32, shuffle=True),
+            "test": nitro.ArrayLoader(test, 1000),
         }
 
     def build_model(self, rngs: nnx.Rngs) -> Any:
@@ -51,6 +53,6 @@ class Mnist(nitro.Experiment):
 def test_one_epoch_reaches_what_hand_written_loops_reach(tmp_path: Path) -> None:
     run = nitro.Nitro(Mnist(), seed=0, run_dir=tmp_path).train()
 
-    # Seven runs written by hand gave 0.943 to 0.949.
+    # Seven runs written by hand gave 0.943 to 0.949; seeds 0 to 3 here 0.942 to 0.946.
     assert run.evaluate("test")["acc"] >= 0.94
-    assert run.step == 50_000 // 32
+    assert run.step == 60_000 // 32

@@ -1,89 +1,106 @@
-"""The backend of `docs/how-to/write-a-backend.md` works as it stands there."""
+"""The plugin of `examples/third_party_backend`, as a third party would install and use it."""
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-backend.md"
+_ROOT = Path(__file__).parents[2]
+_EXAMPLE = _ROOT / "examples" / "third_party_backend"
+_PAGE = _ROOT / "docs" / "how-to" / "write-a-backend.md"
 
 _DRIVER = """
 import sys
-from pathlib import Path
 import numpy as np
-from nitro._plugins import get_backend
-from nitro.errors import ConfigError
-from nitro.export import ExportProgram, ExportSpec
+import nitro
+from nitro.testing import Scenes, check_backend, make_scenes
 
-program = ExportProgram(
-    name="sum_v1",
-    fn=lambda x, bias, w: (x @ w + bias,),
-    inputs=(ExportSpec("x", "float32", (1, 3)),),
-    outputs=(ExportSpec("y", "float32", (1, 2)),),
-    weights={"w": np.arange(6, dtype=np.float32).reshape(3, 2), "bias": np.ones(2, np.float32)},
-    batch_sizes=(1, 4),
-    golden=None,
-    provenance={},
-)
-backend, path = get_backend("npz"), Path(sys.argv[1])
-backend.write(program, path)
-x = np.ones((4, 3), np.float32)
-np.testing.assert_array_equal(backend.load(path)(x=x)["y"], x @ program.weights["w"] + 1)
-try:
-    backend.write(program, path, bogus=1)
-except ConfigError:
-    print("refused")
+if __name__ == "__main__":
+    run = nitro.Nitro(Scenes(), run_dir="run", checkpointer=None).train()
+    path = nitro.export_model(run, "npz", dir="out", name="scenes_v1", batch_sizes=(1, 8))
+    print(path.name, *sorted(file.name for file in path.iterdir()))
+    print(len(check_backend("npz")), "checks")
+    try:
+        nitro.export_model(run, "stablehlo", dir="out", name="x")
+    except nitro.errors.BackendError as error:
+        print(error.fix)
 """
 
 
-def test_documented_backend_is_found_writes_and_loads(tmp_path: Path) -> None:
-    site, artifact = tmp_path / "site", tmp_path / "artifact"
-    artifact.mkdir()
-    _install(site)
+def _source(title: str) -> str:
+    return (_EXAMPLE / title).read_text()
+
+
+def test_the_page_is_the_plugin() -> None:
+    blocks = dict(re.findall(r'^```\w+ title="(.+?)"\n(.+?)^```', _PAGE.read_text(), re.M | re.S))
+    blocks.pop("tests/test_backend.py")
+
+    assert blocks == {title: _source(title) for title in blocks}
+    assert set(blocks) == {
+        "pyproject.toml",
+        "src/nitro_export_npz/_plugin.py",
+        "src/nitro_export_npz/_backend.py",
+    }
+
+
+def test_the_plugin_has_under_120_lines() -> None:
+    files = [_EXAMPLE / "pyproject.toml", *_EXAMPLE.rglob("src/**/*.py")]
+
+    assert sum(len(file.read_text().splitlines()) for file in files) < 120
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own, with the wheels of the core and of the plugin only."""
+    if shutil.which("uv") is None:
+        pytest.skip("needs uv to build wheels and to make an environment")
+    folder = tmp_path_factory.mktemp("third-party")
+    for source in (_ROOT / "packages" / "nitro-core", _EXAMPLE):
+        _uv("build", "--wheel", f"--out-dir={folder / 'dist'}", str(source))
+    _uv("venv", f"--python={sys.executable}", str(folder / "venv"))
+    wheels = map(str, (folder / "dist").glob("*.whl"))
+    _uv("pip", "install", f"--python={folder / 'venv'}", *wheels)
+    return folder
+
+
+def _uv(*arguments: str) -> None:
+    # From the cache where it has everything: tests need no network then.
+    for options in (["--offline"], []):
+        command = ["uv", *arguments[:1], *arguments[1:], *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+    pytest.fail(f"{' '.join(command)}\n{done.stderr}")
+
+
+@pytest.mark.slow
+def test_an_installed_plugin_exports_and_passes_every_check(environment: Path) -> None:
+    (environment / "driver.py").write_text(_DRIVER)
 
     done = subprocess.run(
-        [sys.executable, "-c", _DRIVER, str(artifact)],
-        env={**os.environ, "PYTHONPATH": str(site)},
+        [environment / "venv" / "bin" / "python", "-I", "driver.py"],
+        cwd=environment,
         capture_output=True,
         text=True,
         check=False,
     )
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "refused\n"
+    assert "scenes_v1 model.npz" in done.stdout
+    assert "7 checks" in done.stdout
+    assert 'pip install "nitro-core[stablehlo]"' in done.stdout
 
 
-def test_documented_listing_is_what_the_command_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+@pytest.mark.slow
+def test_the_listing_is_what_the_page_shows(environment: Path) -> None:
+    command = [environment / "venv" / "bin" / "nitro", "backends"]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "nitro", "backends"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    listed = next(line for line in done.stdout.splitlines() if line.startswith("npz"))
     (documented,) = re.findall(r"^npz  .*$", _PAGE.read_text(), re.MULTILINE)
-    assert listed.split() == documented.split()
-
-
-def _install(site: Path) -> None:
-    """Lays out the page's titled code blocks as an installed distribution."""
-    blocks = re.findall(r'^```\w+ title="(.+?)"\n(.+?)^```', _PAGE.read_text(), re.M | re.S)
-    files = dict(blocks)
-    metadata = site / "nitro_export_npz-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: nitro-export-npz\nVersion: 1.0\n"
-    )
-    (entry_point,) = re.findall(r'^npz = "(.+)"$', files.pop("pyproject.toml"), re.M)
-    (metadata / "entry_points.txt").write_text(f"[nitro]\nnpz = {entry_point}\n")
-    for name, source in files.items():
-        (site / name).parent.mkdir(exist_ok=True)
-        (site / name).write_text(source)
+    assert done.stdout.split() == documented.split()

@@ -67,8 +67,8 @@ def test_filling_up_repeats_the_last_row(mlp, monkeypatch):
     seen = []
     get = Programs.get
 
-    def spying(self, size):
-        program = get(self, size)
+    def spying(self, *sizes):
+        program = get(self, *sizes)
         return lambda *args: (seen.append(np.asarray(args[0])), program(*args))[1]
 
     monkeypatch.setattr(Programs, "get", spying)
@@ -85,8 +85,8 @@ def test_an_array_on_the_device_reaches_the_program_itself(mlp, monkeypatch):
     seen = []
     get = Programs.get
 
-    def spying(self, size):
-        program = get(self, size)
+    def spying(self, *sizes):
+        program = get(self, *sizes)
         return lambda *args: (seen.append(args[0]), program(*args))[1]
 
     monkeypatch.setattr(Programs, "get", spying)
@@ -127,7 +127,7 @@ def test_two_threads_never_compile_the_same_program_twice(bundles, monkeypatch):
     compiled = []
     compile_ = Programs._compile
     monkeypatch.setattr(
-        Programs, "_compile", lambda self, size: (compiled.append(size), compile_(self, size))[1]
+        Programs, "_compile", lambda self, *key: (compiled.append(key), compile_(self, *key))[1]
     )
     barrier = threading.Barrier(4)
     failures = []
@@ -146,7 +146,7 @@ def test_two_threads_never_compile_the_same_program_twice(bundles, monkeypatch):
         thread.join()
 
     assert not failures
-    assert compiled == [1]
+    assert compiled == [(1, ())]
 
 
 def test_warmup_compiles_every_size_and_nothing_later(bundles, monkeypatch):

@@ -85,9 +85,29 @@ def test_a_dtype_that_clients_cannot_send_is_refused_by_name(dtype):
         IOSpec.from_export(ExportSpec("x", dtype, (1, 2)))
 
 
-def test_a_symbolic_size_is_refused_by_name():
-    with pytest.raises(ExportError, match="`x` has the symbolic size 't' at axis 2"):
-        IOSpec.from_export(ExportSpec("x", "int8", (1, "t")))
+def test_symbolic_sizes_share_a_letter_and_get_a_variant_each():
+    inputs = tuple(
+        IOSpec.from_export(spec)
+        for spec in (
+            ExportSpec("mask", "bool", (1, "time", "time")),
+            ExportSpec("x", "int8", ("rows", 4, "time")),
+            ExportSpec("pairs", "int8", (1, "2*time")),
+        )
+    )
+    manifest = Manifest(
+        name="m",
+        inputs=inputs,
+        outputs=(IOSpec.from_export(ExportSpec("y", "int8", (1, "time + 1"))),),
+        batch_sizes=(1,),
+        input_shapes=({"time": 3}, {"time": 5}),
+    )
+
+    read = read_manifest(manifest.to_yaml())
+
+    assert [spec.shape for spec in read.inputs] == [(-1, -1, -1), (-1, 4, -1), (-1, -1)]
+    assert [sorted(entry.values()) for entry in read.input_shapes] == [[3, 3, 6], [5, 5, 10]]
+    letters = [spec["shape"] for spec in yaml.safe_load(manifest.to_yaml())["executable_inputs"]]
+    assert letters == ["YZn", "Zan", "Xn"]
 
 
 def _manifest(provenance):

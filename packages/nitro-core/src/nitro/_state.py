@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from nitro._trees import Flat, describe_array, dotted
+from nitro._trees import Flat, describe_array, variable_name
 from nitro.errors import HookError
 
 
@@ -141,8 +141,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
-    # The last part of each path is the variable's own `.value`.
-    names = tuple(dotted(path[:-1]) for path, _ in leaves)
+    names = tuple(variable_name(path) for path, _ in leaves)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise HookError(

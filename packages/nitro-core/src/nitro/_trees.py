@@ -15,6 +15,12 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(_part(entry) for entry in path)
 
 
+def variable_name(path: tuple[Any, ...]) -> str:
+    """The dotted name of a variable of an NNX state, without its own `.value`."""
+    is_variable = isinstance(path[-1], jax.tree_util.GetAttrKey)
+    return dotted(path[:-1] if is_variable else path)
+
+
 def named_leaves(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by dotted path, in the tree's own order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)

@@ -44,7 +44,14 @@ class LoadedArtifact(Protocol):
         Inputs have the wire's names, dtypes and shapes, with any number of rows along
         the batch axis; outputs have as many rows. An artifact of fixed sizes cuts a
         request into those, and fills the last one up.
+
+        It must raise `BundleError` for inputs that do not fit; names the input.
         """
+        ...
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Where the artifact comes from: what `ExportProgram.provenance` was."""
         ...
 
 
@@ -76,7 +83,7 @@ class ExportBackend(Protocol):
     def load(self, path: Path) -> LoadedArtifact:
         """Loads an artifact that `write` made, without any model source.
 
-        It must raise `BundleError` for a damaged artifact, and for inputs that do not fit.
+        It must raise `BundleError` for a damaged artifact.
         """
         ...
 

@@ -11,7 +11,8 @@ import numpy as np
 from ._files import FileReader
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
-from ._index import Index, artifact_file, read_index
+from ._index import Index, read_index
+from ._vet import program_files
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import TensorFile
 
@@ -26,13 +27,25 @@ def diff_bundles(old: Path, new: Path) -> Iterator[str]:
     """
     old_files, new_files = FileReader(old), FileReader(new)
     before, after = _index(old_files), _index(new_files)
-    for key in ("inputs", "outputs", "batch_sizes", "platforms", "versions", "custom_calls"):
+    for key in (
+        "inputs",
+        "outputs",
+        "batch_sizes",
+        "input_shapes",
+        "dynamic_batch",
+        "constraints",
+        "platforms",
+        "vjp_order",
+        "versions",
+        "custom_calls",
+    ):
         a, b = getattr(before, key), getattr(after, key)
         if a != b:
             yield f"{key}: {_shown(a)} -> {_shown(b)}"
-    for size in sorted(set(before.batch_sizes) & set(after.batch_sizes)):
-        file = artifact_file(size)
-        if before.files[file] != after.files[file]:
+    for file in sorted(set(program_files(before)) & set(program_files(after))):
+        # Exports carry the version of the JAX that wrote them; artifacts do not.
+        is_compared = file.endswith(".mlir") or file in _symbolic_files(before)
+        if is_compared and before.files[file] != after.files[file]:
             yield f"{file}: another program"
     yield from _diff_weights(_weights(old_files), _weights(new_files))
 
@@ -50,6 +63,10 @@ def _diff_weights(old: TensorFile, new: TensorFile) -> Iterator[str]:
             yield f"{name}: differs by at most {furthest:.3g}"
 
 
+def _symbolic_files(index: Index) -> set[str]:
+    return {key.exported_file for key in index.symbolic_programs}
+
+
 def _index(files: FileReader) -> Index:
     return read_index(files.read(INDEX_FILE, limit_bytes=MAX_INDEX_BYTES))
 
@@ -61,4 +78,6 @@ def _weights(files: FileReader) -> TensorFile:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
+    if not isinstance(value, tuple | list):
+        return str(value)
     return ", ".join(map(str, value)) or "none"

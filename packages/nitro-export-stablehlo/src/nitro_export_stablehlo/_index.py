@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from nitro.errors import BundleError, did_you_mean
+from nitro.export import constraint_symbols, size_symbols
 
 from ._dtypes import BY_TOKEN
 from ._files import FileDigest, check_name
 from ._io_spec import VARIABLE, IOSpec
 from ._json import is_size, read_json
+from ._keys import ProgramKey, fixed_keys, symbolic_keys
 from ._manifest import FILE as MANIFEST_FILE
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import GOLDEN_FILE
@@ -28,16 +30,6 @@ FORMAT_VERSION = 1
 
 1: November 2026, the first.
 """
-
-
-def artifact_file(size: int) -> str:
-    """The portable artifact compiled for `size` rows, which the server reads."""
-    return f"model.b{size}.mlir"
-
-
-def exported_file(size: int) -> str:
-    """The serialized `jax.export.Exported` for `size` rows, which the loader reads."""
-    return f"jax/model.b{size}.jax_export"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +53,19 @@ class Index:
         name: The model's name.
         inputs: The inputs in wire order, which is argument order.
         outputs: The outputs in result order.
-        batch_sizes: The sizes that have a program, ascending.
+        batch_sizes: The sizes that have a program of their own, ascending.
         costs: The cost of each size's program.
+        rtol: How far outputs may be from the golden ones, relative to the largest.
+        dynamic_batch: Whether there is a program for any number of rows.
+        batch_symbol: What the constraints call the number of rows.
+        constraints: What holds for the sizes that a caller chooses.
+        input_shapes: The symbolic sizes that fixed programs were compiled for, a mapping
+            for each variant; empty where no size is symbolic.
+        vjp_order: How often the programs can be differentiated.
+        client_inputs: What a client sees in front of the programs; empty if the same.
+        client_outputs: What a client sees behind the post-processing; empty if the same.
+        verification: What the export found when it compared the bundle with the model:
+            the sizes tried, and how far each output was off; None where it did not.
         platforms: Those that the programs were lowered for.
         calling_convention_version: Of the serialized exports.
         versions: The versions of jax, jaxlib and stablehlo that wrote the bundle, and the
@@ -81,6 +84,37 @@ class Index:
     versions: Mapping[str, str]
     custom_calls: tuple[str, ...]
     files: Mapping[str, FileDigest]
+    rtol: float
+    dynamic_batch: bool = False
+    batch_symbol: str = "b"
+    constraints: tuple[str, ...] = ()
+    input_shapes: tuple[Mapping[str, int], ...] = ()
+    vjp_order: int = 0
+    client_inputs: tuple[IOSpec, ...] = ()
+    client_outputs: tuple[IOSpec, ...] = ()
+    verification: Mapping[str, Any] | None = None
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of the sizes that a caller chooses, besides the rows; sorted."""
+        sizes = (size for spec in self.inputs for size in spec.symbolic_sizes)
+        return tuple(sorted(size_symbols(*sizes) - {self.batch_symbol}))
+
+    @property
+    def fixed_programs(self) -> list[ProgramKey]:
+        """The programs of fixed shapes, which also exist as portable artifacts."""
+        return fixed_keys(self.batch_sizes, len(self.input_shapes))
+
+    @property
+    def symbolic_programs(self) -> list[ProgramKey]:
+        """The programs that leave sizes open."""
+        return symbolic_keys(
+            self.batch_sizes, len(self.input_shapes), dynamic_batch=self.dynamic_batch
+        )
+
+    def values(self, variant: int | None) -> Mapping[str, int]:
+        """The symbolic sizes of a variant; none where there are no variants."""
+        return {} if variant is None else self.input_shapes[variant]
 
     def to_json(self) -> bytes:
         """Writes the file; equal values give equal bytes."""
@@ -96,6 +130,15 @@ class Index:
             "calling_convention_version": self.calling_convention_version,
             "versions": dict(sorted(self.versions.items())),
             "custom_calls": self.custom_calls,
+            "rtol": self.rtol,
+            "dynamic_batch": self.dynamic_batch,
+            "batch_symbol": self.batch_symbol,
+            "constraints": self.constraints,
+            "input_shapes": [dict(sorted(values.items())) for values in self.input_shapes],
+            "vjp_order": self.vjp_order,
+            "client_inputs": [_entry(spec) for spec in self.client_inputs],
+            "client_outputs": [_entry(spec) for spec in self.client_outputs],
+            "verification": self.verification,
             "files": {name: asdict(self.files[name]) for name in sorted(self.files)},
         }
         return (json.dumps(document, indent=1) + "\n").encode("ascii")
@@ -129,9 +172,20 @@ def read_index(data: bytes) -> Index:
         versions=_string_map(document, "versions"),
         custom_calls=tuple(_strings(document, "custom_calls")),
         files=_files(document),
+        rtol=_rtol(document),
+        dynamic_batch=_typed(document, "dynamic_batch", bool),
+        batch_symbol=_symbol(document, "batch_symbol"),
+        constraints=tuple(_strings(document, "constraints")),
+        input_shapes=_input_shapes(document),
+        vjp_order=_typed(document, "vjp_order", int),
+        client_inputs=_specs(document, "client_inputs"),
+        client_outputs=_specs(document, "client_outputs"),
+        verification=_verification(document),
     )
+    _check_symbols(index)
     needed = [MANIFEST_FILE, WEIGHTS_FILE, GOLDEN_FILE]
-    needed += [make(size) for size in sizes for make in (artifact_file, exported_file)]
+    needed += [key.artifact_file for key in index.fixed_programs]
+    needed += [key.exported_file for key in (*index.fixed_programs, *index.symbolic_programs)]
     for name in needed:
         if name not in index.files:
             _refuse("files", f"without `{name}`", "a digest of every file of the bundle")
@@ -173,10 +227,85 @@ def _spec(entry: Any, key: str) -> IOSpec:
     if batch_axis0 is not None and not (is_size(batch_axis0) and batch_axis0 < len(shape)):
         _refuse(f"{key}.batch_axis0", repr(batch_axis0), f"an axis from 0 to {len(shape) - 1}")
     for axis0, size in enumerate(shape):
-        fits = size == VARIABLE if axis0 == batch_axis0 else is_size(size, least=1)
+        is_batch = axis0 == batch_axis0
+        fits = size == VARIABLE if is_batch else _is_symbolic(size) or is_size(size, least=1)
         if not fits or isinstance(size, bool):
-            _refuse(f"{key}.shape", repr(shape), "sizes above 0, and -1 at the batch axis")
+            _refuse(
+                f"{key}.shape",
+                repr(shape),
+                'sizes above 0 or such as "2*time", and -1 at the batch axis',
+            )
     return IOSpec(name=name, token=token, shape=tuple(shape), batch_axis0=batch_axis0)
+
+
+def _is_symbolic(size: Any) -> bool:
+    try:
+        return isinstance(size, str) and bool(size_symbols(size))
+    except ValueError:
+        return False
+
+
+def _symbol(document: Mapping[str, Any], key: str) -> str:
+    name = _typed(document, key, str)
+    if not name.isidentifier():
+        _refuse(key, repr(name), "a name")
+    return name
+
+
+def _input_shapes(document: Mapping[str, Any]) -> tuple[Mapping[str, int], ...]:
+    entries = _typed(document, "input_shapes", list)
+    for i, entry in enumerate(entries):
+        whole = isinstance(entry, dict) and all(is_size(n, least=1) for n in entry.values())
+        if not whole or entries.index(entry) != i:
+            _refuse(f"input_shapes[{i}]", repr(entry), "sizes by name, different in each entry")
+    return tuple(entries)
+
+
+def _check_symbols(index: Index) -> None:
+    """Checks that shapes and constraints speak of the same names as `input_shapes`."""
+    symbols = set(index.symbols)
+    if bool(symbols) != bool(index.input_shapes):
+        _refuse("input_shapes", repr(list(index.input_shapes)), "an entry if sizes are symbolic")
+    for i, values in enumerate(index.input_shapes):
+        if set(values) != symbols:
+            _refuse(f"input_shapes[{i}]", repr(values), f"sizes of exactly {sorted(symbols)}")
+    known = symbols | {index.batch_symbol}
+    for i, constraint in enumerate(index.constraints):
+        try:
+            unknown = constraint_symbols(constraint) - known
+        except ValueError as error:
+            _refuse(f"constraints[{i}]", repr(constraint), f"a constraint: {error}")
+        if unknown:
+            _refuse(f"constraints[{i}]", repr(constraint), f"names out of {sorted(known)}")
+    for key, specs in (("inputs", index.inputs), ("outputs", index.outputs)):
+        for i, spec in enumerate(specs):
+            if size_symbols(*spec.symbolic_sizes) - symbols:
+                _refuse(f"{key}[{i}].shape", repr(spec.shape), f"names out of {sorted(symbols)}")
+            for variant in range(len(index.input_shapes)):
+                _check_fixed(spec, index.values(variant), f"{key}[{i}].shape")
+
+
+def _check_fixed(spec: IOSpec, values: Mapping[str, int], key: str) -> None:
+    try:
+        sizes = spec.sizes(1, values)
+    except (ArithmeticError, ValueError) as error:
+        _refuse(key, repr(spec.shape), f"sizes that can be worked out: {error}")
+    if not all(is_size(size) for size in sizes):
+        _refuse(key, repr(sizes), "sizes not below 0")
+
+
+def _rtol(document: Mapping[str, Any]) -> float:
+    rtol = document.get("rtol")
+    if isinstance(rtol, bool) or not isinstance(rtol, int | float) or not 0 <= rtol < 1:
+        _refuse("rtol", repr(rtol), "a number from 0 to 1")
+    return float(rtol)
+
+
+def _verification(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = document.get("verification")
+    if found is not None and not isinstance(found, dict):
+        _refuse("verification", repr(found), "an object, or null")
+    return found
 
 
 def _costs(document: Mapping[str, Any], sizes: tuple[int, ...]) -> dict[int, Cost]:
@@ -227,7 +356,13 @@ def _string_map(document: Mapping[str, Any], key: str) -> dict[str, str]:
     return values
 
 
-_KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
+_KINDS = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def _typed(document: Mapping[str, Any], key: str, kind: type[Any], parent: str = "") -> Any:
@@ -235,7 +370,7 @@ def _typed(document: Mapping[str, Any], key: str, kind: type[Any], parent: str =
     if key not in document:
         _refuse(path, "missing", _KINDS[kind])
     value = document[key]
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         _refuse(path, repr(value), _KINDS[kind])
     return value
 

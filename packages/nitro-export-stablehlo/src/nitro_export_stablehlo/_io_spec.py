@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Mapping
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 

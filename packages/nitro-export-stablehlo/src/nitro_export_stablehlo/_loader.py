@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,28 @@ import jax
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
+from nitro.export import constraint_symbols, evaluate_size
 
 from ._dtypes import find_dtype, has_nan
 from ._files import FileReader
 from ._flatbuffers import require_flatbuffers
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
-from ._index import Index, read_index
+from ._index import Cost, Index, read_index
 from ._io_spec import IOSpec
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
 from ._plan import Planner
-from ._programs import Device, Programs, choose_device, weight_types
+from ._postprocess import load_postprocess
+from ._programs import Device, Programs, Values, choose_device, weight_types
 from ._requests import Array, RequestReader, take_rows
 from ._vet import refuse_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import TensorFile, make_contiguous
 from ._x64 import x64_for
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
+
+_MAX_DOUBLINGS = 12
 
 
 def load_bundle(
@@ -72,7 +77,7 @@ def load_bundle(
     order = stored.argument_order()
     chosen = choose_device(device, index)
     if untrusted:
-        refuse_unsafe_programs(files.root, index.batch_sizes)
+        refuse_unsafe_programs(files.root, index)
     weights = {name: _put(stored, name, chosen, check=verify_digests) for name in order}
     programs = Programs(
         files, index, weight_types(stored), device=chosen, verify_digests=verify_digests
@@ -105,8 +110,10 @@ class Bundle:
         self._weights = dict(weights)
         self._weight_args = tuple(self._weights.values())
         self._device = device
-        self._planner = Planner(index.costs)
-        self._reader = RequestReader(index.inputs)
+        self._planner = Planner(plannable_costs(index))
+        self._reader = RequestReader(
+            index.inputs, batch_symbol=index.batch_symbol, constraints=index.constraints
+        )
         self._sizes = frozenset(index.batch_sizes)
         self._names = tuple(spec.name for spec in index.outputs)
         dtypes = {spec.numpy_dtype for spec in (*index.inputs, *index.outputs)}
@@ -118,8 +125,10 @@ class Bundle:
         """Predicts for any number of rows.
 
         A request runs as it is where its size is compiled. Otherwise it is cut into
-        compiled sizes, and the last one filled up by repeating the last row. Arrays that
-        are on the device and need no filling up are not copied.
+        compiled sizes, and the last one filled up by repeating the last row; with a
+        dynamic batch, powers of two count as compiled sizes, so that few programs serve
+        all requests. Sizes that are symbolic besides the batch get a program each, on
+        first use. Arrays that are on the device and need no filling up are not copied.
 
         Args:
             inputs: One array for each of `inputs`, of exactly its dtype; the batch axis
@@ -131,16 +140,107 @@ class Bundle:
         Raises:
             BundleError: Inputs that do not fit; names the input.
         """
-        arrays, rows = self._reader.read(inputs)
+        arrays, rows, values = self._reader.read(inputs)
         if self._is_wide:
             with x64_for(self._dtypes):
-                return self._predict(arrays, rows)
-        return self._predict(arrays, rows)
+                return self._predict(arrays, rows, values)
+        return self._predict(arrays, rows, values)
+
+    def apply(
+        self, weights: Mapping[str, Array] | None = None, /, **inputs: Array
+    ) -> dict[str, jax.Array]:
+        """The program as a JAX function, to be composed with others.
+
+        It works under `jax.jit`, and under `jax.grad` where the bundle was exported with
+        `vjp_order`; not under `jax.vmap`. Without any of them, calling the bundle itself
+        is far quicker.
+
+        Args:
+            weights: Weights to use instead of the bundle's, by name; all or some.
+            inputs: An array for each of `inputs`, of a compiled number of rows, or of any
+                with a dynamic batch.
+
+        Raises:
+            BundleError: Inputs or weights that do not fit; names them.
+        """
+        arrays, rows, values = self._reader.read(inputs)
+        if rows not in self._sizes and not self._index.dynamic_batch:
+            raise BundleError(
+                f"The inputs have {rows} rows.",
+                expected=f"a compiled size: {', '.join(map(str, self.batch_sizes))}",
+                fix="export with this size in `batch_sizes`, or with `dynamic_batch=True`",
+            )
+        chosen = {**self._weights, **(weights or {})}
+        self._check_weights(chosen)
+        with x64_for(self._dtypes):
+            exported = self._programs.exported(rows, values)
+            results = exported.call(*arrays, *(chosen[name] for name in self._weights))
+        return dict(zip(self._names, results, strict=True))
+
+    def grad(self, loss: Callable[..., jax.Array]) -> Callable[..., dict[str, jax.Array]]:
+        """The gradient of a loss by the weights, from the artifact alone.
+
+        Args:
+            loss: `loss(outputs, *targets)`, a scalar; `outputs` is a dict of arrays.
+
+        Returns:
+            `fn(weights, inputs, *targets)`, which gives the gradient for each entry of
+            `weights`: all of the bundle's, or those to differentiate by. `inputs` is a
+            dict. It works under `jax.jit`.
+
+        Raises:
+            BundleError: The bundle was exported without a derivative.
+
+        Example:
+            >>> grads = bundle.grad(mse)(bundle.weights, {"x": x}, y)  # doctest: +SKIP
+        """
+        if not self._index.vjp_order:
+            raise BundleError(
+                f"`{self.name}` was exported without a derivative.",
+                expected="a bundle with `vjp_order` of at least 1",
+                fix="export it with `export_model(..., vjp_order=1)`",
+            )
+
+        def total(
+            weights: Mapping[str, Array], inputs: Mapping[str, Array], *targets: Any
+        ) -> jax.Array:
+            return loss(self.apply(weights, **inputs), *targets)
+
+        return jax.grad(total)
+
+    def run_symbolic(self, **inputs: Array) -> dict[str, np.ndarray]:
+        """Predicts through the symbolic program, compiled for exactly these sizes.
+
+        What `nitro-bundle verify` checks; calling the bundle prefers fixed programs.
+
+        Raises:
+            BundleError: Inputs that do not fit, or a bundle without such a program.
+        """
+        arrays, rows, values = self._reader.read(inputs)
+        with x64_for(self._dtypes):
+            results = self._programs.refine(rows, values)(*arrays, *self._weight_args)
+        return dict(zip(self._names, map(np.asarray, results), strict=True))
+
+    def load_postprocess(self) -> Callable[..., Any]:
+        """Runs the bundle's post-processing module, and returns its `postprocess` function.
+
+        This executes code of the bundle, with all rights of this process; nothing else
+        here does. Ask for it only where you trust who made the bundle.
+
+        Raises:
+            BundleError: The bundle has none, or its code fails.
+        """
+        return load_postprocess(self._programs.files, self._index)
 
     @property
     def name(self) -> str:
         """The model's name."""
         return self._index.name
+
+    @property
+    def path(self) -> Path:
+        """The bundle's directory."""
+        return self._programs.files.root
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:
@@ -151,6 +251,21 @@ class Bundle:
     def outputs(self) -> tuple[IOSpec, ...]:
         """The outputs, in result order."""
         return self._index.outputs
+
+    @property
+    def client_inputs(self) -> tuple[IOSpec, ...]:
+        """What a client sends, where that is not what the program takes."""
+        return self._index.client_inputs or self._index.inputs
+
+    @property
+    def client_outputs(self) -> tuple[IOSpec, ...]:
+        """What a client gets behind `load_postprocess()`, or else the outputs."""
+        return self._index.client_outputs or self._index.outputs
+
+    @property
+    def verification(self) -> Mapping[str, Any] | None:
+        """How far the bundle was from the model when it was exported; None if not tried."""
+        return self._index.verification
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -168,9 +283,10 @@ class Bundle:
         return dict(self._weights)
 
     def warmup(self) -> Bundle:
-        """Compiles the program of every size now, and returns the bundle."""
-        for size in self.batch_sizes:
-            self._programs.get(size)
+        """Compiles every fixed program now, and returns the bundle."""
+        for key in self._index.fixed_programs:
+            assert key.size is not None
+            self._programs.get(key.size, _values(self._index.values(key.variant)))
         return self
 
     def with_weights(self, weights: Mapping[str, Array]) -> Bundle:
@@ -182,45 +298,57 @@ class Bundle:
         Raises:
             BundleError: A missing or unknown name, or another shape or dtype.
         """
-        for name in weights:
-            if name not in self._weights:
-                raise BundleError(
-                    f"The bundle has no weight `{name}`.",
-                    expected=did_you_mean(name, self._weights),
-                )
-        placed = dict[str, jax.Array]()
-        for name, old in self._weights.items():
+        self._check_weights(weights)
+        for name in self._weights:
             if name not in weights:
                 raise BundleError(
                     f"The weight `{name}` is missing.",
                     expected=f"all {len(self._weights)} weights; take the others from `.weights`",
                 )
-            new = weights[name]
+        placed = dict[str, jax.Array]()
+        for name in self._weights:
+            with x64_for([np.dtype(weights[name].dtype)]):
+                placed[name] = jax.device_put(weights[name], self._device)
+        return Bundle(self._index, self._manifest, self._programs, placed, self._device)
+
+    def _check_weights(self, weights: Mapping[str, Array]) -> None:
+        for name, new in weights.items():
+            if name not in self._weights:
+                raise BundleError(
+                    f"The bundle has no weight `{name}`.",
+                    expected=did_you_mean(name, self._weights),
+                )
+            old = self._weights[name]
             if tuple(new.shape) != tuple(old.shape) or new.dtype != old.dtype:
                 raise BundleError(
                     f"The weight `{name}` is {new.dtype} of shape {tuple(new.shape)}.",
                     expected=f"{old.dtype} of shape {tuple(old.shape)}",
                 )
-            with x64_for([np.dtype(new.dtype)]):
-                placed[name] = jax.device_put(new, self._device)
-        return Bundle(self._index, self._manifest, self._programs, placed, self._device)
 
-    def _predict(self, arrays: list[Array], rows: int) -> dict[str, np.ndarray]:
-        if rows in self._sizes:
-            results = self._run(rows, arrays)
+    def _predict(self, arrays: list[Array], rows: int, values: Values) -> dict[str, np.ndarray]:
+        if rows in self._sizes or self._is_exact:
+            results = self._run(rows, values, arrays)
             return dict(zip(self._names, map(np.asarray, results), strict=True))
-        return self._predict_in_parts(arrays, rows)
+        return self._predict_in_parts(arrays, rows, values)
 
-    def _run(self, size: int, arrays: Sequence[Array]) -> Sequence[jax.Array]:
+    @property
+    def _is_exact(self) -> bool:
+        """Whether each number of rows runs as it is: filling up could break a constraint."""
+        names = (constraint_symbols(constraint) for constraint in self._index.constraints)
+        return self._index.dynamic_batch and any(self._index.batch_symbol in n for n in names)
+
+    def _run(self, size: int, values: Values, arrays: Sequence[Array]) -> Sequence[jax.Array]:
         placed = [
             jax.device_put(array, self._device)
             if isinstance(array, jax.Array) and array.devices() != {self._device}
             else array
             for array in arrays
         ]
-        return self._programs.get(size)(*placed, *self._weight_args)
+        return self._programs.get(size, values)(*placed, *self._weight_args)
 
-    def _predict_in_parts(self, arrays: list[Array], rows: int) -> dict[str, np.ndarray]:
+    def _predict_in_parts(
+        self, arrays: list[Array], rows: int, values: Values
+    ) -> dict[str, np.ndarray]:
         outputs = self._index.outputs
         whole = [spec for spec in (*self.inputs, *outputs) if spec.batch_axis0 is None]
         if whole:
@@ -229,15 +357,22 @@ class Bundle:
                 "no batch axis.",
                 expected=f"a compiled size: {', '.join(map(str, self.batch_sizes))} rows",
             )
-        filled = {spec.name: np.empty(spec.sizes(rows), dtype=spec.numpy_dtype) for spec in outputs}
+        plan = self._planner.plan(rows)
+        for size in plan[:1]:
+            # Compares the promised shapes with the program's, before memory is taken for them.
+            self._programs.get(size, values)
+        filled = {
+            spec.name: np.empty(spec.sizes(rows, dict(values)), dtype=spec.numpy_dtype)
+            for spec in outputs
+        }
         begin = 0
         pending: tuple[int, Sequence[jax.Array]] | None = None
-        for size in self._planner.plan(rows):
+        for size in plan:
             part = [
                 take_rows(array, spec.batch_axis0 or 0, begin, size)
                 for array, spec in zip(arrays, self.inputs, strict=True)
             ]
-            running = (begin, self._run(size, part))
+            running = (begin, self._run(size, values, part))
             # Fetching waits for the device, so the next call is on its way before that.
             if pending is not None:
                 self._fetch(*pending, filled)
@@ -266,9 +401,10 @@ def check_agreement(manifest: Manifest, index: Index) -> None:
     """
     for key, ours, servers in (
         ("name", index.name, manifest.name),
-        ("inputs", index.inputs, manifest.inputs),
-        ("outputs", index.outputs, manifest.outputs),
+        ("inputs", _anonymous(index.inputs), manifest.inputs),
+        ("outputs", _anonymous(index.outputs), manifest.outputs),
         ("batch_sizes", index.batch_sizes, manifest.batch_sizes),
+        ("input_shapes", _variable_sizes(index), _variable_sizes_of(manifest)),
     ):
         if ours != servers:
             raise BundleError(
@@ -276,6 +412,51 @@ def check_agreement(manifest: Manifest, index: Index) -> None:
                 expected=f"{_shown(servers)} in both",
                 fix="export the model again: one of them was changed",
             )
+
+
+def plannable_costs(index: Index) -> Mapping[int, Cost]:
+    """The cost of each size that a request may be cut into.
+
+    With a dynamic batch those are powers of two besides the compiled sizes: the costs of
+    those tell, by the row, what these cost.
+    """
+    if not index.dynamic_batch:
+        return index.costs
+    known = index.batch_sizes[-1]
+    cost, values = index.costs[known], index.values(0 if index.input_shapes else None)
+    row_bytes = sum(
+        math.prod(spec.sizes(1, values)) * spec.numpy_dtype.itemsize
+        for spec in (*index.inputs, *index.outputs)
+    )
+    powers = {
+        size: Cost(
+            flops=cost.flops * size / known,
+            size_bytes=max(0, cost.size_bytes + (size - known) * row_bytes),
+        )
+        for size in (2**i for i in range(_MAX_DOUBLINGS + 1))
+    }
+    return {**powers, **index.costs}
+
+
+def _values(chosen: Mapping[str, int]) -> Values:
+    return tuple(sorted(chosen.items()))
+
+
+def _anonymous(specs: Sequence[IOSpec]) -> tuple[IOSpec, ...]:
+    return tuple(spec.anonymous() for spec in specs)
+
+
+def _variable_sizes(index: Index) -> tuple[tuple[int, ...], ...]:
+    """The sizes of each variant, in an order that needs no names."""
+    keys = dict.fromkeys(key for spec in index.inputs for _, key in spec.variable_keys())
+    return tuple(
+        tuple(sorted(evaluate_size(size, values) for size, _ in keys))
+        for values in index.input_shapes
+    )
+
+
+def _variable_sizes_of(manifest: Manifest) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sorted(entry.values())) for entry in manifest.input_shapes)
 
 
 def _shown(value: Any) -> str:

@@ -108,13 +108,10 @@ def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
     inputs = _tensors(document, "executable_inputs")
     outputs = _tensors(document, "executable_outputs")
     _check_inputs(inputs, input_shapes)
-    clients = {k: () for k in ("client_inputs", "client_outputs")}
-    for key in [key for key in clients if key in document]:
-        if not has_model_jl:
-            _refuse(key, document[key], "no client lists in a bundle that has no model.jl")
-        tensors = _tensors(document, key)
-        _check_wire(tensors, key)
-        clients[key] = tuple(tensor.spec() for tensor in tensors)
+    client_inputs, client_outputs = (
+        _client_list(document, key, has_model_jl=has_model_jl)
+        for key in ("client_inputs", "client_outputs")
+    )
     if not has_model_jl:
         _check_wire(inputs, "executable_inputs")
         _check_wire(outputs, "executable_outputs")
@@ -130,9 +127,22 @@ def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
         outputs=tuple(tensor.spec() for tensor in outputs),
         batch_sizes=batch_sizes,
         input_shapes=input_shapes or (),
-        **clients,
+        client_inputs=client_inputs,
+        client_outputs=client_outputs,
         provenance=provenance if isinstance(provenance, dict) else {},
     )
+
+
+def _client_list(
+    document: Mapping[str, Any], key: str, *, has_model_jl: bool
+) -> tuple[IOSpec, ...]:
+    if key not in document:
+        return ()
+    if not has_model_jl:
+        _refuse(key, document[key], "no client lists in a bundle that has no model.jl")
+    tensors = _tensors(document, key)
+    _check_wire(tensors, key)
+    return tuple(tensor.spec() for tensor in tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

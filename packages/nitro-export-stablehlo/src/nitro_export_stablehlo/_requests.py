@@ -9,8 +9,10 @@ import jax
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
+from nitro.export import solve_sizes
 
 from ._io_spec import IOSpec
+from ._programs import Values
 
 Array = np.ndarray | jax.Array
 
@@ -18,9 +20,14 @@ Array = np.ndarray | jax.Array
 class RequestReader:
     """Turns named arrays into positional ones, after checking each against its spec."""
 
-    def __init__(self, specs: Sequence[IOSpec]) -> None:
-        """Takes the inputs in wire order."""
+    def __init__(
+        self, specs: Sequence[IOSpec], *, batch_symbol: str = "b", constraints: Sequence[str] = ()
+    ) -> None:
+        """Takes the inputs in wire order, and what holds for the sizes that callers choose."""
         self._specs = tuple(specs)
+        self._batch_symbol = batch_symbol
+        self._constraints = tuple(constraints)
+        self._has_symbols = bool(constraints) or any(spec.symbolic_sizes for spec in specs)
         # What the check compares, worked out once: it runs on every call.
         self._fields = [
             (
@@ -34,13 +41,15 @@ class RequestReader:
             for spec in self._specs
         ]
 
-    def read(self, inputs: Mapping[str, Any]) -> tuple[list[Array], int]:
-        """Returns the arrays in wire order, and their number of rows.
+    def read(self, inputs: Mapping[str, Any]) -> tuple[list[Array], int, Values]:
+        """Returns the arrays in wire order, their number of rows, and the chosen sizes.
 
         Raises:
-            BundleError: A missing or unknown name, another dtype or shape, or inputs that
-                disagree about the rows.
+            BundleError: A missing or unknown name, another dtype or shape, inputs that
+                disagree about the rows or a size, or a broken constraint.
         """
+        if self._has_symbols:
+            return self._read_symbolic(inputs)
         if len(inputs) != len(self._fields):
             self._refuse_names(inputs)
         arrays = list[Array]()
@@ -64,7 +73,37 @@ class RequestReader:
                     self._refuse_rows(inputs)
                 rows = shape[batch_axis0]
             arrays.append(array)
-        return arrays, rows
+        return arrays, rows, ()
+
+    def _read_symbolic(self, inputs: Mapping[str, Any]) -> tuple[list[Array], int, Values]:
+        if len(inputs) != len(self._specs):
+            self._refuse_names(inputs)
+        arrays = list[Array]()
+        sizes = list[tuple[int | str, int]]()
+        for spec in self._specs:
+            array = inputs.get(spec.name)
+            if not isinstance(array, np.ndarray | jax.Array):
+                self._refuse_type(spec.name, inputs)
+            if len(array.shape) != len(spec.shape) or array.dtype != spec.numpy_dtype:
+                self._refuse_array(spec.name, array)
+            for axis0, (size, number) in enumerate(zip(spec.shape, array.shape, strict=True)):
+                if axis0 == spec.batch_axis0:
+                    sizes.append((self._batch_symbol, number))
+                elif isinstance(size, str):
+                    sizes.append((size, number))
+                elif size != number:
+                    self._refuse_array(spec.name, array)
+            arrays.append(array)
+        values, problem = solve_sizes(sizes, self._constraints)
+        if problem:
+            shapes = ", ".join(f"`{n}` {tuple(a.shape)}" for n, a in inputs.items())
+            raise BundleError(
+                f"The sizes of {shapes} do not fit: {problem}.",
+                expected="; ".join(map(str, self._specs))
+                + "".join(f", {constraint}" for constraint in self._constraints),
+            )
+        rows = values.pop(self._batch_symbol, -1)
+        return arrays, rows, tuple(sorted(values.items()))
 
     def _refuse_names(self, inputs: Mapping[str, Any]) -> NoReturn:
         names = [spec.name for spec in self._specs]

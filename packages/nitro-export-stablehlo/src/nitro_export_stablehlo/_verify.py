@@ -12,13 +12,15 @@ from typing import TypeVar
 import numpy as np
 
 from nitro.errors import BundleError, ExportError
+from nitro.export import solve_sizes
 
 from ._artifact import make_artifact, read_signature, read_text
 from ._files import FileReader
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
-from ._index import Index, artifact_file, exported_file, read_index
+from ._index import Index, read_index
 from ._io_spec import mlir_type
+from ._keys import ProgramKey, fixed_keys
 from ._loader import Bundle, check_agreement, load_bundle
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
@@ -30,9 +32,6 @@ from ._weights import GOLDEN_FILE, TensorFile
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
 
 T = TypeVar("T")
-
-_TOLERANCE = 1e-5
-_EPSILONS = 8
 
 # JAX promises to read exports for six months; a month is left for a new one.
 _EXPORT_READABLE_DAYS = 180
@@ -82,26 +81,23 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
         _check_place(report, path, manifest)
     weights = report.attempt(lambda: _weights(files))
     # Without the weights, no program can be told to take the right arguments.
-    unsafe = (
-        find_unsafe_programs(path, index.batch_sizes, timeout_s=timeout_s)
-        if weights is not None
-        else {}
-    )
+    unsafe = find_unsafe_programs(path, index, timeout_s=timeout_s) if weights is not None else {}
     report.violations += [f"`{file}`: {problem}" for file, problem in unsafe.items()]
     sound = [
-        size
-        for size in index.batch_sizes
-        if not {artifact_file(size), exported_file(size)} & set(unsafe)
+        key
+        for key in index.fixed_programs
+        if not {key.artifact_file, key.exported_file} & set(unsafe)
     ]
     if weights is not None:
-        for size in sound:
+        for key in sound:
             report.attempt(
-                lambda size=size, weights=weights: _check_artifact(files, index, weights, size)
+                lambda key=key, weights=weights: _check_artifact(files, index, weights, key)
             )
     bundle = report.attempt(lambda: load_bundle(path, verify_digests=False))
     if bundle is not None:
-        for size in sound:
-            report.attempt(lambda size=size, bundle=bundle: _check_golden(files, bundle, size))
+        for key in sound:
+            report.attempt(lambda key=key, bundle=bundle: _check_golden(files, index, bundle, key))
+        report.attempt(lambda: _check_symbolic(files, index, bundle, set(unsafe)))
     if manifest is not None:
         _note_age(report, manifest)
     if index.custom_calls:
@@ -153,7 +149,9 @@ def _check_place(report: Report, path: Path, manifest: Manifest) -> None:
             f"The directory is called `{directory}`, which clients will send as the model's "
             f"name; expected: `{manifest.name}`, by `{MANIFEST_FILE}`"
         )
-    listed = {artifact_file(size) for size in manifest.batch_sizes}
+    listed = {
+        key.artifact_file for key in fixed_keys(manifest.batch_sizes, len(manifest.input_shapes))
+    }
     for found in sorted(path.glob("model*.mlir")):
         if re.fullmatch(r"model(\.v\d+)?(\.b\d+)?\.mlir", found.name) and found.name not in listed:
             report.violations.append(
@@ -170,12 +168,15 @@ def _weights(files: FileReader) -> Mapping[str, str]:
     }
 
 
-def _check_artifact(files: FileReader, index: Index, weights: Mapping[str, str], size: int) -> None:
-    file = artifact_file(size)
+def _check_artifact(
+    files: FileReader, index: Index, weights: Mapping[str, str], key: ProgramKey
+) -> None:
+    assert key.size is not None
+    file, values = key.artifact_file, index.values(key.variant)
     signature = read_signature(files.read(file), file=file)
-    arguments = {f"input `{spec.name}`": spec.mlir_type(size) for spec in index.inputs}
+    arguments = {f"input `{spec.name}`": spec.mlir_type(key.size, values) for spec in index.inputs}
     arguments |= {f"weight `{name}`": kind for name, kind in weights.items()}
-    results = {f"output `{spec.name}`": spec.mlir_type(size) for spec in index.outputs}
+    results = {f"output `{spec.name}`": spec.mlir_type(key.size, values) for spec in index.outputs}
     for what, found, wanted in (
         ("arguments", signature.arguments, arguments),
         ("results", signature.results, results),
@@ -187,16 +188,18 @@ def _check_artifact(files: FileReader, index: Index, weights: Mapping[str, str],
         for got, (name, expected) in zip(found, wanted.items(), strict=True):
             if got != expected:
                 raise BundleError(f"In `{file}`, the {name} is {got}.", expected=expected)
-    _check_same_program(files, index, size)
+    # A program for several platforms takes one argument more than the server's.
+    if len(index.platforms) == 1:
+        _check_same_program(files, index, key)
 
 
-def _check_same_program(files: FileReader, index: Index, size: int) -> None:
+def _check_same_program(files: FileReader, index: Index, key: ProgramKey) -> None:
     """Compares what the server runs with what the loader runs.
 
     The golden outputs are checked with the loader's program only. Both go through the
     same StableHLO version, so equal programs print equally, whichever JAX reads them.
     """
-    ours, servers = exported_file(size), artifact_file(size)
+    ours, servers = key.exported_file, key.artifact_file
     exported = read_exported(files.read(ours), file=ours)
     try:
         again, _ = make_artifact(exported, index.versions["stablehlo_target"])
@@ -212,31 +215,79 @@ def _check_same_program(files: FileReader, index: Index, size: int) -> None:
         )
 
 
-def _check_golden(files: FileReader, bundle: Bundle, size: int) -> None:
-    """Runs the program of one size on the golden inputs."""
+def _check_golden(files: FileReader, index: Index, bundle: Bundle, key: ProgramKey) -> None:
+    """Runs one fixed program on the golden inputs, where those have its sizes."""
+    inputs, outputs = _checked_golden(files, index)
+    values = dict(solve_sizes(_golden_sizes(index, inputs))[0])
+    values.pop(index.batch_symbol, None)
+    assert key.size is not None
+    if key.variant is None or values == dict(index.values(key.variant)):
+        axes = {spec.name: spec.batch_axis0 or 0 for spec in index.inputs}
+        filled = {name: take_rows(a, axes[name], 0, key.size) for name, a in inputs.items()}
+        _compare(index, bundle(**filled), outputs, f"With {key.size} rows")
+
+
+def _check_symbolic(files: FileReader, index: Index, bundle: Bundle, unsafe: set[str]) -> None:
+    """Runs a symbolic program on the golden inputs, as many rows as they have."""
+    inputs, outputs = _checked_golden(files, index)
+    rows = next(
+        (inputs[s.name].shape[s.batch_axis0] for s in index.inputs if s.batch_axis0 is not None), 1
+    )
+    for key in index.symbolic_programs:
+        if key.exported_file not in unsafe and key.size in (None, rows):
+            results = bundle.run_symbolic(**inputs)
+            _compare(index, results, outputs, f"Through `{key.exported_file}`")
+
+
+def _checked_golden(
+    files: FileReader, index: Index
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     inputs, outputs = golden_arrays(files)
-    if set(outputs) != {spec.name for spec in bundle.outputs}:
-        raise BundleError(
-            f"`{GOLDEN_FILE}` has the outputs {sorted(outputs)}.",
-            expected=f"{[spec.name for spec in bundle.outputs]}",
+    for what, found, specs in (
+        ("inputs", inputs, index.inputs),
+        ("outputs", outputs, index.outputs),
+    ):
+        if set(found) != {spec.name for spec in specs}:
+            raise BundleError(
+                f"`{GOLDEN_FILE}` has the {what} {sorted(found)}.",
+                expected=f"{[spec.name for spec in specs]}",
+            )
+        for spec in specs:
+            if found[spec.name].ndim != len(spec.shape) or not found[spec.name].size:
+                raise BundleError(
+                    f"`{GOLDEN_FILE}` has `{spec.name}` of shape {found[spec.name].shape}.",
+                    expected=str(spec),
+                )
+    return inputs, outputs
+
+
+def _golden_sizes(index: Index, inputs: Mapping[str, np.ndarray]) -> list[tuple[int | str, int]]:
+    return [
+        (index.batch_symbol if axis0 == spec.batch_axis0 else size, number)
+        for spec in index.inputs
+        for axis0, (size, number) in enumerate(
+            zip(spec.shape, inputs[spec.name].shape, strict=True)
         )
-    axes = {spec.name: spec.batch_axis0 or 0 for spec in bundle.inputs}
-    filled = {name: take_rows(a, axes.get(name, 0), 0, size) for name, a in inputs.items()}
-    results = bundle(**filled)
-    for spec in bundle.outputs:
-        got, wanted = results[spec.name], outputs[spec.name]
-        if spec.batch_axis0 is not None:
-            rows = min(size, wanted.shape[spec.batch_axis0])
-            got, wanted = (take_rows(a, spec.batch_axis0, 0, rows) for a in (got, wanted))
-        problem = _difference(bundle, got, wanted)
+    ]
+
+
+def _compare(
+    index: Index, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], how: str
+) -> None:
+    for spec in index.outputs:
+        a, b = got[spec.name], wanted[spec.name]
+        if spec.batch_axis0 is not None and a.ndim == b.ndim:
+            rows = min(a.shape[spec.batch_axis0], b.shape[spec.batch_axis0])
+            a, b = (take_rows(array, spec.batch_axis0, 0, rows) for array in (a, b))
+        problem = _difference(a, b, index.rtol)
         if problem:
             raise BundleError(
-                f"With {size} rows, the output `{spec.name}` {problem}.",
+                f"{how}, the output `{spec.name}` {problem}.",
                 expected=f"the outputs in `{GOLDEN_FILE}`",
             )
 
 
-def _difference(bundle: Bundle, got: np.ndarray, wanted: np.ndarray) -> str:
+def _difference(got: np.ndarray, wanted: np.ndarray, rtol: float) -> str:
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return f"is {got.dtype} of shape {got.shape}, not {wanted.dtype} of {wanted.shape}"
     if got.dtype.kind in "biu":
@@ -247,21 +298,8 @@ def _difference(bundle: Bundle, got: np.ndarray, wanted: np.ndarray) -> str:
         return "has infinities or NaNs in other places"
     finite = np.isfinite(b)
     furthest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    allowed = tolerance(bundle, got.dtype) * (1.0 + float(np.abs(b[finite]).max(initial=0.0)))
+    allowed = rtol * (1.0 + float(np.abs(b[finite]).max(initial=0.0)))
     return f"differs by {furthest:.3g}, more than {allowed:.3g}" if furthest > allowed else ""
-
-
-def tolerance(bundle: Bundle, output: np.dtype) -> float:
-    """How far outputs may move, relative to the largest: by the coarsest dtype involved.
-
-    XLA sums in another order for another batch size or machine.
-    """
-    import jax.numpy as jnp
-
-    dtypes = {output, *(spec.numpy_dtype for spec in bundle.inputs)}
-    dtypes |= {np.dtype(weight.dtype) for weight in bundle.weights.values()}
-    epsilons = [float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
-    return max(_TOLERANCE, _EPSILONS * max(epsilons, default=0.0))
 
 
 def _note_age(report: Report, manifest: Manifest) -> None:

@@ -12,34 +12,44 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nitro.errors import BundleError
 
 from ._artifact import read_signature
 from ._files import FileReader
-from ._index import FILE, MAX_BYTES, artifact_file, exported_file, read_index
+from ._index import FILE, MAX_BYTES, Index, read_index
 from ._programs import make_programs
 
 TIMEOUT_S = 600.0
 _MEMORY_BYTES = 32 * 2**30
 
 
-def find_unsafe_programs(root: Path, sizes: Sequence[int], *, timeout_s: float) -> dict[str, str]:
-    """Reads and compiles the programs of some sizes in a child process.
+def program_files(index: Index) -> list[str]:
+    """The files that hold programs."""
+    fixed = [
+        file for key in index.fixed_programs for file in (key.artifact_file, key.exported_file)
+    ]
+    return fixed + [key.exported_file for key in index.symbolic_programs]
+
+
+def find_unsafe_programs(
+    root: Path, index: Index, *, timeout_s: float, files: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Reads and compiles programs in a child process.
 
     Args:
         root: The bundle.
-        sizes: Which programs.
+        index: Its `nitro.json`.
         timeout_s: How long all of it may take.
+        files: Which of `program_files`; None means all.
 
     Returns:
         What went wrong, by file; empty where each program reads and compiles.
     """
     unsafe = dict[str, str]()
-    left = list(sizes)
+    left = program_files(index) if files is None else list(files)
     while left:
-        command = [sys.executable, "-I", "-m", __name__, str(root.resolve()), *map(str, left)]
+        command = [sys.executable, "-I", "-m", __name__, str(root.resolve()), *left]
         try:
             child = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
             output, ending = child.stdout, f"ends the process with the code {child.returncode}"
@@ -47,24 +57,21 @@ def find_unsafe_programs(root: Path, sizes: Sequence[int], *, timeout_s: float) 
             output, ending = error.stdout or b"", f"does not end within {timeout_s:g} s"
         reports = [json.loads(line) for line in output.decode().splitlines() if line[:1] == "{"]
         unsafe |= {report["file"]: report["problem"] for report in reports if report["problem"]}
-        done = {report["size"] for report in reports if report["done"]}
-        if done >= set(left):
-            break
-        # The child stopped at the file that it named last; the others get another child.
-        nothing: dict[str, Any] = {"file": artifact_file(left[0]), "size": left[0]}
-        last = reports[-1] if reports else nothing
-        unsafe[last["file"]] = f"it {ending} when it is read"
-        left = [size for size in left if size not in done and size != last["size"]]
+        done = {report["file"] for report in reports}
+        left = [file for file in left if file not in done]
+        if left:
+            # The child stopped at the next file; the others get another child.
+            unsafe[left.pop(0)] = f"it {ending} when it is read"
     return unsafe
 
 
-def refuse_unsafe_programs(root: Path, sizes: Sequence[int]) -> None:
+def refuse_unsafe_programs(root: Path, index: Index) -> None:
     """Raises for the first program that a child process cannot read and compile.
 
     Raises:
         BundleError: Names the file.
     """
-    for file, problem in find_unsafe_programs(root, sizes, timeout_s=TIMEOUT_S).items():
+    for file, problem in find_unsafe_programs(root, index, timeout_s=TIMEOUT_S).items():
         raise BundleError(
             f"`{file}` cannot be used: {problem}.",
             expected="a program that reads and compiles",
@@ -72,38 +79,27 @@ def refuse_unsafe_programs(root: Path, sizes: Sequence[int]) -> None:
         )
 
 
-def _run_as_child(root: Path, sizes: Sequence[int]) -> None:
+def _run_as_child(root: Path, names: Sequence[str]) -> None:
     _limit_memory()
     files = FileReader(root)
+    for name in names:
+        problem = ""
+        try:
+            _try_out(files, name)
+        except BundleError as error:
+            problem = " ".join(error.problem.split())
+        report = json.dumps({"file": name, "problem": problem})
+        print(report, flush=True)  # noqa: T201 - the parent reads it
+
+
+def _try_out(files: FileReader, name: str) -> None:
     index = read_index(files.read(FILE, limit_bytes=MAX_BYTES))
-
-    def report(size: int, file: str, problem: str = "", *, done: bool = False) -> None:
-        print(  # noqa: T201 - the parent reads it
-            json.dumps({"size": size, "file": file, "problem": problem, "done": done}), flush=True
-        )
-
-    try:
-        programs = make_programs(files, index)
-    except BundleError as error:
-        for size in sizes:
-            report(size, exported_file(size), " ".join(error.problem.split()), done=True)
-        return
-    for size in sizes:
-        artifact = artifact_file(size)
-        checks: list[tuple[str, Any]] = [
-            (
-                artifact,
-                lambda artifact=artifact: read_signature(files.read(artifact), file=artifact),
-            ),
-            (exported_file(size), lambda size=size: programs.get(size)),
-        ]
-        for file, check in checks:
-            report(size, file)
-            try:
-                check()
-            except BundleError as error:
-                report(size, file, " ".join(error.problem.split()))
-        report(size, artifact, done=True)
+    keys = [*index.fixed_programs, *index.symbolic_programs]
+    exported = {key.exported_file: key for key in keys}
+    if name in exported:
+        make_programs(files, index).try_out(exported[name])
+    else:
+        read_signature(files.read(name), file=name)
 
 
 def _limit_memory() -> None:
@@ -118,4 +114,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    _run_as_child(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]])
+    _run_as_child(Path(sys.argv[1]), sys.argv[2:])

@@ -1,9 +1,9 @@
-"""Exports Nitro runs as TensorFlow SavedModels.
+"""Writes Nitro runs as TensorFlow SavedModels, and loads them again.
 
-Importing the package imports no TensorFlow. Users reach the backend by name:
+Importing the package imports neither TensorFlow nor JAX. Users reach the backend by name:
 `nitro.export_model(run, "tf", ...)`.
 """
 
-from ._version import __version__
+import lazy_loader as _lazy
 
-__all__ = ["__version__"]
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)

@@ -8,7 +8,8 @@ from nitro.hooks import BackendInfo, ExportBackend, hookimpl
 @hookimpl
 def nitro_export_backends() -> list[BackendInfo]:
     """Offers the SavedModel backend."""
-    return [BackendInfo(name="tf", summary="TensorFlow SavedModel (not yet)", load=_load)]
+    summary = "A TensorFlow SavedModel, for TensorFlow, Keras and TensorFlow Serving."
+    return [BackendInfo(name="tf", summary=summary, load=_load)]
 
 
 def _load() -> ExportBackend:

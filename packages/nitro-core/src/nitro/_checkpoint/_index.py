@@ -5,14 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nitro.errors import CheckpointError
 
 INDEX_NAME = "index.json"
+META_FILE = Path("meta", "metadata")
+"""Where Orbax puts the JSON item `meta` of a record."""
+
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""In the name of a record that Orbax is writing; it renames the directory at the end."""
+
+TRASH = ".nitro-trash"
+"""At the end of the name of a record that is being deleted."""
+
 FORMAT_VERSION = 1
+"""The number of the record format; `tests/golden` keeps a record of each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,46 +31,42 @@ class RecordEntry:
 
     Attributes:
         name: The record's directory.
-        run: The run that wrote it; a directory may hold the records of several.
+        run: The id of the run that wrote it; a directory may hold the records of several.
         step: Finished optimizer steps.
         epoch: Finished epochs.
         metric: The metric that ranks it; None without validation.
         mode: Whether "min" or "max" of it is best.
         score: Its value.
+        time: When it was written, ISO 8601 in UTC.
+        stop_reason: Why the run ended with it; None if it went on.
+        parent: The record that its run branched from, as "<run>/<name>"; None if the run
+            did not start from another one's record.
     """
 
     name: str
     run: str
     step: int
     epoch: int
-    metric: str | None
-    mode: str | None
-    score: float | None
+    metric: str | None = None
+    mode: str | None = None
+    score: float | None = None
+    time: str = ""
+    stop_reason: str | None = None
+    parent: str | None = None
 
 
 def read_index(directory: Path) -> list[RecordEntry]:
     """The entries of a directory, oldest first; empty where there are none.
 
+    Only records that are there count. One that was finished just before its process was
+    killed is not in the index yet; it is found by itself and comes last.
+
     Raises:
         CheckpointError: The index cannot be read, or is of another format version.
     """
-    path = directory / INDEX_NAME
-    if not path.exists():
-        return []
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        version, records = index["format_version"], index["records"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"`{path}` is no index of records: {error}.",
-            fix="restore the file, or point to a record's own directory",
-        ) from error
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"`{path}` has format version {version}.",
-            expected=f"version {FORMAT_VERSION}, which this Nitro reads",
-        )
-    return [RecordEntry(**record) for record in records]
+    listed = _listed(directory)
+    there = [entry for entry in listed if (directory / entry.name / META_FILE).exists()]
+    return there + _unlisted(directory, {entry.name for entry in listed})
 
 
 def write_index(directory: Path, entries: Sequence[RecordEntry]) -> None:
@@ -76,3 +82,73 @@ def write_index(directory: Path, entries: Sequence[RecordEntry]) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def read_meta(record: Path) -> dict[str, Any]:
+    """The JSON values of a record, read without its arrays.
+
+    Raises:
+        CheckpointError: Not a record, or of another format version.
+    """
+    try:
+        meta: Any = json.loads((record / META_FILE).read_text(encoding="utf-8"))
+        version = meta["format_version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"`{record}` is no record that can be read: {error}.",
+            expected="a directory that a Nitro run wrote",
+            fix="`nitro.checkpoints(run_dir)` lists the records of a run",
+        ) from error
+    check_version(version, f"The record `{record}`", writer=str(meta.get("nitro_version", "")))
+    return dict(meta)
+
+
+def check_version(version: Any, what: str, *, writer: str = "") -> None:
+    """Refuses a format version that this Nitro does not read.
+
+    Raises:
+        CheckpointError: Names both versions, and the Nitro that wrote it.
+    """
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{what} has format version {version}" + (f", of Nitro {writer}." if writer else "."),
+            expected=f"version {FORMAT_VERSION}, which this Nitro reads",
+            fix="update Nitro to the version that wrote it",
+        )
+
+
+def _listed(directory: Path) -> list[RecordEntry]:
+    path = directory / INDEX_NAME
+    if not path.exists():
+        return []
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        version, records = index["format_version"], index["records"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"`{path}` is no index of records: {error}.",
+            fix="delete the file: it is made again from the records beside it",
+        ) from error
+    check_version(version, f"`{path}`")
+    return [entry_from(record) for record in records]
+
+
+def entry_from(values: Mapping[str, Any]) -> RecordEntry:
+    """An entry from JSON values; what a later Nitro may have added is left out."""
+    known = {field.name for field in dataclasses.fields(RecordEntry)}
+    return RecordEntry(**{name: value for name, value in values.items() if name in known})
+
+
+def _unlisted(directory: Path, listed: set[str]) -> list[RecordEntry]:
+    """Finished records that no index names: Orbax renames a directory when it is complete."""
+    if not directory.is_dir():
+        return []
+    found: list[RecordEntry] = []
+    for path in directory.iterdir():
+        if path.name in listed or UNFINISHED in path.name or path.name.endswith(TRASH):
+            continue
+        try:
+            found.append(entry_from({**read_meta(path)["entry"], "name": path.name}))
+        except (CheckpointError, KeyError, TypeError):
+            continue  # somebody else's directory
+    return sorted(found, key=lambda entry: (entry.time, entry.step))

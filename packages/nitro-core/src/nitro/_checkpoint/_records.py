@@ -1,175 +1,23 @@
-"""Records on Orbax: written in the background, retained by a policy, read by item."""
+"""One record on disk: its metadata, and its arrays item by item."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from nitro._state import TrainState
-from nitro._trees import Flat, describe_array, named_leaves
+from nitro._trees import Flat
 from nitro.errors import CheckpointError
 
-from ._index import FORMAT_VERSION, RecordEntry, read_index, write_index
-from ._policy import TopK
+from ._arrays import described, placed, restore_args, savable, without_empty
+from ._find import Which, find_record, records_dir
+from ._index import RecordEntry, entry_from, read_index, read_meta
 
-
-class RecordWriter:
-    """Writes the records of one run; a save returns while Orbax writes.
-
-    Args:
-        directory: Where the records go.
-        policy: Which of them stay.
-    """
-
-    def __init__(self, directory: Path, policy: TopK) -> None:
-        self.directory = directory.absolute()
-        self.policy = policy
-        # From the system's entropy: two runs with one seed are still two runs.
-        self._run = secrets.token_hex(4)
-        self._checkpointer: ocp.AsyncCheckpointer | None = None
-        self._pending: RecordEntry | None = None
-
-    def save(
-        self,
-        state: TrainState,
-        *,
-        step: int,
-        epoch: int,
-        metrics: Mapping[str, float] | None,
-        meta: Mapping[str, Any],
-    ) -> None:
-        """Starts writing a record; waits for the one before it.
-
-        Args:
-            state: What to save; may be donated as soon as the call returns.
-            step: Finished optimizer steps.
-            epoch: Finished epochs.
-            metrics: The validation's scalars; None without a validation.
-            meta: JSON values that are kept with the record.
-
-        Raises:
-            CheckpointError: The ranking metric was not emitted.
-        """
-        score = None if metrics is None else self.policy.score(metrics)
-        self.wait()
-        entry = RecordEntry(
-            name=self._free_name(f"epoch{epoch:04d}-step{step:08d}"),
-            run=self._run,
-            step=step,
-            epoch=epoch,
-            metric=None if score is None else self.policy.metric,
-            mode=None if score is None else self.policy.mode,
-            score=score,
-        )
-        items = {name: flat for name, flat in flat_items(state).items() if flat}
-        arguments: dict[str, Any] = {n: ocp.args.StandardSave(v) for n, v in items.items()}
-        arguments["meta"] = ocp.args.JsonSave(
-            {
-                "format_version": FORMAT_VERSION,
-                "step": step,
-                "epoch": epoch,
-                "leaves": {name: _described(flat) for name, flat in items.items()},
-                **meta,
-            }
-        )
-        self._orbax().save(self.directory / entry.name, args=ocp.args.Composite(**arguments))
-        self._pending = entry
-
-    def wait(self) -> None:
-        """Waits until the last record is on disk, lists it, and drops what is not kept.
-
-        Records of other runs in the directory stay as they are.
-        """
-        if self._pending is None:
-            return
-        entry, self._pending = self._pending, None
-        self._orbax().wait_until_finished()
-        entries = [*read_index(self.directory), entry]
-        own = [e for e in entries if e.run == self._run]
-        dropped = [e for e in own if e not in self.policy.kept(own)]
-        # Listed before anything is deleted: a kill in between leaves a stray directory,
-        # never an entry without its record.
-        write_index(self.directory, [e for e in entries if e not in dropped])
-        for old in dropped:
-            shutil.rmtree(self.directory / old.name, ignore_errors=True)
-
-    def close(self) -> None:
-        """Waits for the last record and ends Orbax's threads."""
-        self.wait()
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-            self._checkpointer = None
-
-    def _free_name(self, name: str) -> str:
-        """The name, or with this run's id where another run's record has it."""
-        return f"{name}-{self._run}" if (self.directory / name).exists() else name
-
-    def _orbax(self) -> ocp.AsyncCheckpointer:
-        if self._checkpointer is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
-        return self._checkpointer
-
-
-def flat_items(state: TrainState) -> dict[str, Flat]:
-    """A state as one flat mapping of arrays for each item; RNG keys as their data."""
-    return {
-        "params": _savable(state.params),
-        "model_state": _savable(state.model_state),
-        "opt_state": _savable(named_leaves(state.opt_state)),
-    }
-
-
-def find_record(source: str | Path) -> Path:
-    """The directory of the record that a user named.
-
-    Args:
-        source: A record's directory; or a run's directory, which means its best record,
-            or with `@best` or `@latest` behind it. Of several runs in one directory, the
-            last one counts.
-
-    Raises:
-        CheckpointError: No such record; says what is there.
-    """
-    text, _, which = str(source).rpartition("@")
-    if which not in ("best", "latest"):
-        text, which = str(source), ""
-    path = Path(text).absolute()
-    if not which and (path / "meta").is_dir():
-        return path
-    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    entries = read_index(directory)
-    if not entries:
-        raise CheckpointError(
-            f"`{source}` holds no record.",
-            expected='a run directory, "<run directory>@best" or "@latest", or a record\'s directory',
-            fix=f"look into `{directory}`"
-            if directory.exists()
-            else f"`{path}` does not exist: check the path",
-        )
-    return directory / _chosen(entries, which, source).name
-
-
-def _chosen(entries: list[RecordEntry], which: str, source: object) -> RecordEntry:
-    newest = entries[-1]
-    scored = [e for e in entries if e.score is not None and e.run == newest.run]
-    if which == "latest" or (not which and not scored):
-        return newest
-    if not scored:
-        raise CheckpointError(
-            f"`{source}` has no scored record: its run had no validation split.",
-            fix=f"use `{str(source).removesuffix('@best')}@latest`",
-        )
-    last = scored[-1]
-    mode = "max" if last.mode == "max" else "min"
-    return TopK(k=1, metric=last.metric or "", mode=mode).best(scored)[0]
+_MAX_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -184,81 +32,166 @@ class Record:
     path: Path
     meta: Mapping[str, Any]
 
-    def read(self, item: str, template: Mapping[str, Any]) -> Flat:
-        """One item, with the names, shapes and dtypes of a template.
+    @property
+    def entry(self) -> RecordEntry:
+        """What the index says of it, from its own metadata."""
+        return entry_from({**self.meta["entry"], "name": self.path.name})
+
+    def holds(self, item: str) -> bool:
+        """Whether it has arrays of this name."""
+        return bool(self.meta["leaves"].get(item))
+
+    def read(
+        self,
+        item: str,
+        template: Mapping[str, Any],
+        *,
+        converts: bool = False,
+        is_part: bool = False,
+    ) -> Flat:
+        """One item, with the names, shapes, dtypes and shardings of a template.
+
+        Args:
+            item: The name of the item.
+            template: Arrays by name.
+            converts: Whether a floating dtype may become another one.
+            is_part: Whether the record may hold more leaves than the template.
 
         Raises:
-            CheckpointError: The record holds other leaves; names each with both shapes.
+            CheckpointError: The record holds other leaves, and says which; or its files are
+                damaged.
         """
-        self._check_leaves(item, template)
-        if not template:
-            return {}
-        abstract = {
-            key: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
-            for key, a in _savable(template).items()
-        }
-        restored = _restore(self.path, **{item: ocp.args.StandardRestore(abstract)})[item]
-        return {key: _as_in_template(restored[key], template[key]) for key in template}
-
-    def _check_leaves(self, item: str, template: Mapping[str, Any]) -> None:
         saved = self.meta["leaves"].get(item, {})
-        wanted = _described(_savable(template))
-        lines = [f"the record lacks `{name}`" for name in wanted.keys() - saved.keys()]
-        lines += [f"the model lacks `{name}`" for name in saved.keys() - wanted.keys()]
-        lines += [
-            f"`{name}` is {saved[name]} in the record and {wanted[name]} in the model"
-            for name in wanted.keys() & saved.keys()
-            if saved[name] != wanted[name]
-        ]
+        if is_part:
+            saved = {name: saved[name] for name in template if name in saved}
+        self._check_leaves(item, saved, template, converts=converts)
+        stored = without_empty({item: savable(template)}).get(item, {})
+        arrays = self._arrays(item, stored)
+        arrays |= {n: np.zeros(a.shape, a.dtype) for n, a in template.items() if not a.size}
+        return {name: placed(arrays[name], template[name]) for name in template}
+
+    def _arrays(self, item: str, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        if not wanted:
+            return {}
+        try:
+            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+                arguments = ocp.args.Composite(arrays=restore_args(item, wanted))
+                arrays = checkpointer.restore(self.path, args=arguments)["arrays"][item]
+            return {name: np.asarray(arrays[name]) for name in wanted}
+        # Orbax and TensorStore tell damaged files by many types of exception.
+        except Exception as error:
+            raise CheckpointError(
+                f"The record `{self.path}` is damaged: its item `{item}` cannot be read: "
+                f"{str(error).partition(chr(10))[0][:300]}",
+                expected="all the files that Nitro wrote, as it wrote them",
+                fix=f"use another record: {_others(self.path)}",
+            ) from error
+
+    def _check_leaves(
+        self,
+        item: str,
+        saved: Mapping[str, str],
+        template: Mapping[str, Any],
+        *,
+        converts: bool,
+    ) -> None:
+        lines = leaf_differences(saved, described(savable(template)), converts=converts)
         if lines:
             raise CheckpointError(
-                f"The record `{self.path}` does not fit the model's {item}: "
-                + "; ".join(sorted(lines)[:6]),
-                expected="a record of a model with the same structure",
-                fix="give the experiment the field values that the record was trained with",
+                f"The record `{self.path}` does not fit {_OWNER_OF.get(item, 'the model')}:\n"
+                + listed(lines),
+                expected="a record of the same structure",
+                fix=_FIX_OF.get(item, _FIX),
             )
 
 
-def open_record(source: str | Path) -> Record:
+_OWNER_OF = {
+    "params": "the model's parameters",
+    "model_state": "the model's state",
+    "opt_state": "the optimizer's state",
+}
+_FIX = "give the experiment the field values and the model that the record was trained with"
+_FIX_OF = {
+    "opt_state": "use the record's optimizer, or start from the weights alone with a fresh one: "
+    "`Nitro(..., checkpoint=...)`"
+}
+
+
+def open_record(
+    source: str | Path, *, default: Which = "best", run_dir: Path | None = None
+) -> Record:
     """The record that a user named; see `find_record`.
 
     Raises:
         CheckpointError: No such record, not one of ours, or of another format version.
     """
-    path = find_record(source)
+    path = find_record(source, default=default, run_dir=run_dir)
+    return Record(path, read_meta(path))
+
+
+def checkpoints(directory: str | Path) -> list[RecordEntry]:
+    """Lists the records in a directory, oldest first, without opening one.
+
+    Args:
+        directory: A run's directory, or its `checkpoints`.
+
+    Returns:
+        One entry for each record; none for a directory without records.
+
+    Raises:
+        CheckpointError: The index is damaged, or of another format version.
+    """
+    return read_index(records_dir(Path(directory)))
+
+
+def checkpoint_info(source: str | Path) -> dict[str, Any]:
+    """Everything that a record says of itself, without reading its arrays.
+
+    Args:
+        source: A record, as `Nitro(checkpoint=...)` names one.
+
+    Returns:
+        JSON values by name. Among them: `entry` (what `checkpoints` lists of it), `config`
+        and `seed`, `step`, `epoch` and `steps_in_epoch`, `metrics` and `history`,
+        `versions`, and `leaves`, the dtype and shape of each array by item and name.
+
+    Raises:
+        CheckpointError: No such record, or one that cannot be read.
+    """
+    return dict(open_record(source).meta)
+
+
+def leaf_differences(
+    saved: Mapping[str, str], wanted: Mapping[str, str], *, converts: bool = False
+) -> list[str]:
+    """How two descriptions of leaves by name differ, a line each; empty where they agree."""
+    lines = [f"`{name}`: not in the record, {wanted[name]} now" for name in wanted.keys() - saved]
+    lines += [f"`{name}`: {saved[name]} in the record, gone now" for name in saved.keys() - wanted]
+    lines += [
+        f"`{name}`: {saved[name]} in the record, {wanted[name]} now"
+        for name in wanted.keys() & saved.keys()
+        if saved[name] != wanted[name]
+        and not (converts and _float_shape(saved[name]) == _float_shape(wanted[name]) is not None)
+    ]
+    return sorted(lines)
+
+
+def listed(lines: list[str]) -> str:
+    """Differences below each other, the first few."""
+    more = len(lines) - _MAX_LINES
+    shown = lines[:_MAX_LINES] + ([f"and {more} more"] if more > 0 else [])
+    return "\n".join(f"    {line}" for line in shown)
+
+
+def _float_shape(leaf: str) -> str | None:
+    """The shape in the words for an array of a floating dtype, None for another dtype."""
+    dtype, _, shape = leaf.partition("(")
+    return shape if "float" in dtype else None
+
+
+def _others(path: Path) -> str:
     try:
-        meta: dict[str, Any] = dict(_restore(path, meta=ocp.args.JsonRestore())["meta"])
-    except (FileNotFoundError, KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"`{path}` is no record that can be read: {error}.",
-            expected="a directory that a Nitro run wrote",
-        ) from error
-    if meta.get("format_version") != FORMAT_VERSION:
-        raise CheckpointError(
-            f"The record `{path}` has format version {meta.get('format_version')}.",
-            expected=f"version {FORMAT_VERSION}, which this Nitro reads",
-        )
-    return Record(path, meta)
-
-
-def _restore(path: Path, **items: Any) -> Any:
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        return checkpointer.restore(path, args=ocp.args.Composite(**items))
-
-
-def _described(flat: Mapping[str, Any]) -> dict[str, str]:
-    return {name: describe_array(array) for name, array in flat.items()}
-
-
-def _is_key(value: Any) -> bool:
-    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _savable(flat: Mapping[str, Any]) -> Flat:
-    return {n: jax.random.key_data(v) if _is_key(v) else v for n, v in flat.items()}
-
-
-def _as_in_template(value: Any, like: Any) -> Any:
-    if not _is_key(like):
-        return value
-    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(like))
+        names = [entry.name for entry in read_index(path.parent) if entry.name != path.name]
+    except CheckpointError:
+        names = []
+    return ", ".join(f"`{path.parent / name}`" for name in names[-3:]) or "there is none beside it"

@@ -6,12 +6,16 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, dataclass_transform
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
-from nitro.errors import ExperimentError, did_you_mean
+from nitro.errors import ExperimentError
 
-from ._fields import NO_DEFAULT, FieldInfo, Residency, check_body, locate, read_fields
-from ._values import checked_value
+from ._docs import documented
+from ._fields import FieldInfo, Group, check_body, leaves_of, read_entries
+from ._overrides import constructor_values
+from ._presets import preset_values
+from ._source import keep_source, locate
 
 REQUIRED_HOOKS = {
     "build_data": "build_data(self)",
@@ -49,8 +53,17 @@ class Experiment:
 
     Optional hooks:
 
-    - `metrics(self, outputs, *, y)` returns name → `(sum, count)`, on NumPy arrays.
+    - `metrics(self, outputs, *, y)` returns name → `(sum, count)`, on NumPy arrays. The
+      totals over a split are divided; the denominator is yours. Other modes are
+      `(value, None)` or `("sum", value)`, `("max", value)`, `("min", value)`, and
+      `("concat", value)` along the batch axis. Groups nest, and a mode around one covers
+      what is in it. Padding is never seen.
+    - `metrics_residency(self, hook)` says where it runs: on the host, or compiled.
     - `finalize_metrics(self, reduced, split)` returns what is logged for a split.
+    - `train_metrics(self, outputs, *, y)` returns name → scalar, traced with the loss and
+      logged for each step.
+    - `derive(self, data)` returns field values that follow from the data.
+    - `presets(cls)`, a class method, returns named partial field values.
     - `optimizer`, `learning_rate`, `weight_decay`, `decay_anchor`, `no_decay`,
       `param_group` and `schedules` say how weights move; each has a default, below.
     - `train_step(self, model, optimizers, *, x)` with `build_optimizers(self, model)` takes
@@ -60,19 +73,28 @@ class Experiment:
     - `export_inputs(self)`, `export_outputs(self)` return lists of `ExportSpec`;
       `export_preprocess(self, *wire)` is traced into the exported program.
 
+    A field may hold a frozen dataclass: a group, whose fields are marked one by one, or
+    all by a marker around it. `Digits(**{"model.width": 256})` sets one of them.
+
     Raises:
         ExperimentError: At declaration, a malformed field; at construction, an unknown
             or missing one.
         ConfigError: At construction, a structural value of another type.
     """
 
-    __nitro_fields__: ClassVar[dict[str, FieldInfo]] = {}
+    __nitro_prose__: ClassVar[str | None] = None
+    __nitro_entries__: ClassVar[dict[str, FieldInfo | Group]] = {}
+    __nitro_fields__: ClassVar[Mapping[str, FieldInfo]] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_nitro_is_view" in cls.__dict__:
             return
+        keep_source(cls)
+        # Read before `dataclass` writes a signature there; inherited as docstrings are.
+        cls.__nitro_prose__ = vars(cls).get("__doc__") or cls.__nitro_prose__
         check_body(cls)
+        _check_reserved(cls)
         _keep_hooks_from_defaults(cls)
         try:
             dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
@@ -81,15 +103,75 @@ class Experiment:
                 f"`{cls.__name__}` ({locate(cls)}) cannot be declared: {error}.",
                 fix="give a mutable default through `dataclasses.field(default_factory=...)`",
             ) from error
-        cls.__nitro_fields__ = read_fields(cls)
-        for name in cls.__nitro_fields__:
+        cls.__nitro_entries__ = read_entries(cls)
+        cls.__nitro_fields__ = MappingProxyType(
+            {f.name: f for f in leaves_of(cls.__nitro_entries__)}
+        )
+        cls.__doc__ = documented(cls.__nitro_prose__, cls.__nitro_fields__)
+        for name in cls.__nitro_entries__:
             setattr(cls, name, _ReadOnClass(name))
         cls.__init__ = _checked_init(cls)
 
     @classmethod
     def fields(cls) -> Mapping[str, FieldInfo]:
-        """The declared fields by name, in declaration order."""
+        """The declared fields by name, in declaration order.
+
+        A field that holds a frozen dataclass is a group: its fields are listed one by one,
+        by dotted name, such as `model.width`.
+        """
         return cls.__nitro_fields__
+
+    @classmethod
+    def presets(cls) -> Mapping[str, Mapping[str, Any]]:
+        """Returns named partial field values, for `from_preset`; `{}`.
+
+        To add to those of a base class: `return {**super().presets(), "large": {...}}`.
+        """
+        return {}
+
+    @classmethod
+    def from_preset(cls, preset: str, /, **overrides: Any) -> Self:
+        """Makes an experiment of a preset's values, with `overrides` on top.
+
+        `Nitro.from_preset` does this too, and records the preset's name with the run.
+
+        Args:
+            preset: One of the names in `presets`.
+            overrides: Field values that beat the preset's, which beat the defaults.
+
+        Raises:
+            ConfigError: No such preset; lists those that there are.
+            ExperimentError: A name that is no field.
+        """
+        return cls(**preset_values(cls, preset, overrides))
+
+    def derive(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns field values that follow from the data; `{}`.
+
+        Runs on the host at setup, once the data is built and before anything is on the
+        device, so that a class weight or a mean may become a Device field. A record keeps
+        the values: a handle that takes its weights takes them as well.
+
+        Args:
+            data: The splits by name.
+
+        Returns:
+            New values by field; `model.width` for one inside a group.
+        """
+        del data
+        return {}
+
+    def metrics_residency(self, hook: str) -> Literal["host", "device"]:
+        """Returns where a hook runs; "host" for `metrics`, "device" for `train_metrics`.
+
+        On the host, `metrics` gets NumPy arrays, may use any library, and is in no program.
+        On the device it is compiled, and the outputs stay there. `train_metrics` is traced
+        with the loss, so the device is its only place.
+
+        Args:
+            hook: "metrics" or "train_metrics".
+        """
+        return "device" if hook == "train_metrics" else "host"
 
     def finalize_metrics(self, reduced: dict[str, Any], split: str) -> dict[str, Any]:
         """Returns what is logged for `split`; runs on the host, once per split."""
@@ -174,12 +256,15 @@ class Experiment:
         return {}
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields())
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__nitro_entries__)
         return f"{type(self).__name__}({shown})"
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, checked as at construction."""
-        values = {name: getattr(self, name) for name in self.fields()}
+        """A copy with some fields changed, checked as at construction.
+
+        `replace(**{"model.width": 256})` changes one field of a group.
+        """
+        values = {name: getattr(self, name) for name in self.__nitro_entries__}
         return type(self)(**{**values, **changes})
 
 
@@ -192,11 +277,6 @@ def default_no_decay(path: str, leaf: Any) -> bool:
     """
     del path
     return len(leaf.shape) <= 1
-
-
-def field_names(experiment: Experiment | type[Experiment], residency: Residency) -> list[str]:
-    """The names of the fields of one residency, in declaration order."""
-    return [name for name, f in experiment.fields().items() if f.residency is residency]
 
 
 def has_hook(experiment: Experiment | type[Experiment], name: str) -> bool:
@@ -233,6 +313,51 @@ def require_hooks(experiment: object) -> None:
         )
 
 
+_HOOKS_THAT_MAY_BE_FIELDS = ("learning_rate", "weight_decay")
+_OTHER_HOOKS = (
+    "build_data",
+    "build_model",
+    "build_optimizers",
+    "export_client_inputs",
+    "export_client_outputs",
+    "export_inputs",
+    "export_outputs",
+    "export_postprocess",
+    "export_preprocess",
+    "export_provenance",
+    "forward",
+    "loss",
+    "metrics",
+    "metrics_residency",
+    "train_metrics",
+    "train_step",
+    "visualize",
+)
+
+
+def _check_reserved(cls: type[Experiment]) -> None:
+    """Refuses fields named like what Nitro calls on an experiment."""
+    own = {name for name, value in vars(Experiment).items() if callable(value)}
+    own |= {"fields", "presets", "from_preset"}
+    for name in inspect.get_annotations(cls):
+        if name in _HOOKS_THAT_MAY_BE_FIELDS or name not in {*own, *_OTHER_HOOKS}:
+            continue
+        is_hook = name not in ("fields", "replace", "presets", "from_preset")
+        raise ExperimentError(
+            f"`{cls.__name__}.{name}` ({locate(cls, name)}) is a field, and `{name}` is the name of "
+            + ("a hook." if is_hook else "a method of every experiment."),
+            expected="a name that Nitro does not call",
+            fix=f"rename the field, for example to `{name}_`"
+            + (f", or write `def {name}(self, ...): ...`" if is_hook else ""),
+        )
+    if "__init__" in vars(cls):
+        raise ExperimentError(
+            f"`{cls.__name__}` ({locate(cls, '__init__')}) defines `__init__`.",
+            expected="fields: they make the constructor",
+            fix="check values in `__post_init__(self)`, and compute others in properties",
+        )
+
+
 def _keep_hooks_from_defaults(cls: type[Experiment]) -> None:
     # `learning_rate: float` alone is a required field; `dataclass` would find the hook of that
     # name in the base class and take it for the default.
@@ -260,29 +385,9 @@ class _ReadOnClass:
 
 def _checked_init(cls: type[Experiment]) -> Any:
     generated = cls.__init__
-    fields = cls.__nitro_fields__
 
     @functools.wraps(generated)
     def __init__(self: Experiment, **values: Any) -> None:  # noqa: N807 - it becomes the class's own
-        _check_names(cls, fields, values)
-        generated(self, **values)
-        for name, field in fields.items():
-            value = checked_value(cls.__name__, field, self.__dict__[name])
-            object.__setattr__(self, name, value)
+        generated(self, **constructor_values(cls.__name__, cls.__nitro_entries__, values))
 
     return __init__
-
-
-def _check_names(cls: type, fields: Mapping[str, FieldInfo], values: Mapping[str, Any]) -> None:
-    for name in values:
-        if name not in fields:
-            raise ExperimentError(
-                f"`{cls.__name__}` has no field `{name}`.",
-                expected=did_you_mean(name, fields),
-            )
-    missing = [n for n, f in fields.items() if f.default is NO_DEFAULT and n not in values]
-    if missing:
-        raise ExperimentError(
-            f"`{cls.__name__}(...)` lacks the required field `{missing[0]}`.",
-            fix=f"write `{cls.__name__}({missing[0]}=...)`, or give the field a default",
-        )

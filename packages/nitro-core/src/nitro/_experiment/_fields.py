@@ -6,9 +6,8 @@ import dataclasses
 import enum
 import inspect
 import operator
-import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from nitro.errors import ExperimentError
 
@@ -136,7 +135,12 @@ class _Reader:
         self._names = {} if frame is None else dict(frame.f_locals)
 
     def entries(
-        self, cls: type, *, prefix: str = "", outer: Residency | None = None, value: Any = NO_DEFAULT
+        self,
+        cls: type,
+        *,
+        prefix: str = "",
+        outer: Residency | None = None,
+        value: Any = NO_DEFAULT,
     ) -> dict[str, FieldInfo | Group]:
         """The fields of a dataclass.
 
@@ -147,6 +151,8 @@ class _Reader:
             value: The group's default, whose values are the fields' defaults.
         """
         hints = self._hints(cls)
+        if not prefix:
+            _refuse_init_vars(cls, hints)
         return {
             field.name: self._entry(
                 cls,
@@ -181,6 +187,13 @@ class _Reader:
         residency = marker or outer
         name = f"{prefix}{field.name}"
         if _is_group(where, declared, residency):
+            if default is not NO_DEFAULT and not isinstance(default, declared):
+                raise ExperimentError(
+                    f"{where} has the default {default!r}, which is no `{declared.__name__}`.",
+                    expected=f"an instance: `{field.name}: ... = {declared.__name__}(...)`",
+                    fix=f"where it may be None, declare `{declared.__name__} | None`: one field, "
+                    "taken as a whole",
+                )
             return Group(
                 name=name,
                 type=declared,
@@ -244,6 +257,15 @@ def _check_repeated(cls: type) -> None:
         )
 
 
+def _refuse_init_vars(cls: type, hints: Mapping[str, Any]) -> None:
+    for name, hint in hints.items():
+        if isinstance(hint, dataclasses.InitVar) or hint is dataclasses.InitVar:
+            raise ExperimentError(
+                f"`{cls.__name__}.{name}` ({locate(cls, name)}) is an `InitVar`.",
+                expected=f"a field, whose value is kept and recorded: {MARKER_EXAMPLES}",
+            )
+
+
 def _declaring_class(cls: type, name: str) -> type:
     return next((c for c in cls.__mro__ if name in inspect.get_annotations(c)), cls)
 
@@ -279,22 +301,12 @@ def _marker_of(where: str, hint: Any) -> Residency | None:
             expected="a type: one experiment class is one configuration",
             fix="make a subclass for each type, which declares the field again",
         )
-    for special, why in _REFUSED.items():
-        if get_origin(declared) is special or declared is special or type(declared) is special:
-            raise ExperimentError(
-                f"{where} is {special.__name__}"
-                if isinstance(special, type)
-                else f"{where} is `{special._name}`.",  # pyright: ignore[reportAttributeAccessIssue] - a special form
-                expected=why,
-            )
+    if get_origin(declared) is Final or declared is Final:
+        raise ExperimentError(
+            f"{where} is `Final`.",
+            expected=f"a plain type: fields are frozen as they are. {MARKER_EXAMPLES}",
+        )
     return markers[0] if markers else None
-
-
-_REFUSED: dict[Any, str] = {
-    typing.Final: f"a plain type: the fields of an experiment are frozen as they are. "
-    f"{MARKER_EXAMPLES}",
-    dataclasses.InitVar: f"a field, whose value is kept. {MARKER_EXAMPLES}",
-}
 
 
 def _is_group(where: str, declared: Any, residency: Residency | None) -> bool:
@@ -304,7 +316,7 @@ def _is_group(where: str, declared: Any, residency: Residency | None) -> bool:
     params: Any = getattr(declared, "__dataclass_params__")  # noqa: B009 - not in its stub
     hints = inspect.get_annotations(declared, eval_str=False)
     if not params.frozen:
-        if any(f"{r.value}[" in str(hint) or _markers_of(hint) for hint in hints.values() for r in Residency):
+        if any(_names_marker(hint) for hint in hints.values()):
             raise ExperimentError(
                 f"{where} is the dataclass `{declared.__name__}` ({locate(declared)}), which has "
                 "markers inside and is not frozen.",
@@ -315,6 +327,12 @@ def _is_group(where: str, declared: Any, residency: Residency | None) -> bool:
     # A pytree that is traced as a whole, such as a `flax.struct` record, stays one field.
     is_traced_whole = residency is Residency.DEVICE and _is_pytree(declared)
     return bool(dataclasses.fields(declared)) and not is_traced_whole
+
+
+def _names_marker(hint: Any) -> bool:
+    """Whether an annotation, evaluated or not, has a marker."""
+    text = hint if isinstance(hint, str) else ""
+    return bool(_markers_of(hint)) or any(f"{marker.value}[" in text for marker in Residency)
 
 
 def _is_pytree(cls: type) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 from nitro.errors import ConfigError
 
 from ._declaration import Experiment
-from ._fields import Residency, locate
+from ._fields import Residency, leaves_of
+from ._source import locate
 from ._values import type_name
 
 
@@ -39,7 +40,7 @@ class RunOptions:
         check_divergence: Whether a non-finite loss stops the run.
         steps_per_call: Optimizer steps in one call of the compiled program; None chooses.
         checkpoint_every_steps: Also write a record each time so many steps are done.
-        progress: Whether to draw a progress bar; None decides by the terminal.
+        progress: None, True, False, or a reporter.
         max_constant_bytes: The bytes of arrays that a program may hold; None for any.
         slow_compile_s: A compile that takes longer, in seconds, is reported.
         memory_limit_bytes: The memory of a device; None asks the device.
@@ -54,7 +55,7 @@ class RunOptions:
     check_divergence: bool
     steps_per_call: int | None
     checkpoint_every_steps: int | None
-    progress: bool | None
+    progress: Any
     max_constant_bytes: int | None
     slow_compile_s: float
     memory_limit_bytes: int | None
@@ -92,12 +93,24 @@ def resolve_option(
     return (value() if callable(value) and hasattr(value, "__self__") else value), "experiment"
 
 
+def resolve_source(experiment: Experiment, name: str, keyword: Any) -> str:
+    """Where an option comes from, without calling what may build it."""
+    if keyword is not UNSET:
+        return "keyword"
+    return (
+        "experiment" if hasattr(type(experiment), name) or name in vars(experiment) else "default"
+    )
+
+
 def _refuse_structural(experiment: Experiment) -> None:
-    fields = experiment.fields()
+    entries = experiment.__nitro_entries__
     marked = [
         name
         for name in DRIVER_OPTIONS
-        if name in fields and fields[name].residency is Residency.GRAPH_CONST
+        if name in entries
+        and any(
+            field.residency is Residency.GRAPH_CONST for field in leaves_of({name: entries[name]})
+        )
     ]
     if marked:
         cls = type(experiment)
@@ -105,7 +118,7 @@ def _refuse_structural(experiment: Experiment) -> None:
             f"`{cls.__name__}` ({locate(cls)}) marks {', '.join(marked)} as GraphConst: every "
             "value would compile all programs again, and no program reads it.",
             expected="run options are host-only",
-            fix=f"write `{marked[0]}: {type_name(fields[marked[0]].type)}` without a marker",
+            fix=f"write `{marked[0]}: {type_name(entries[marked[0]].type)}` without a marker",
         )
 
 
@@ -137,8 +150,9 @@ def _a_bool(name: str, value: Any) -> bool:
     return value
 
 
-def _a_bool_or_none(name: str, value: Any) -> bool | None:
-    return None if value is None else _a_bool(name, value)
+def _anything(name: str, value: Any) -> Any:
+    del name
+    return value
 
 
 def _a_duration(name: str, value: Any) -> float:
@@ -172,7 +186,7 @@ _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
     "check_divergence": (True, _a_bool),
     "steps_per_call": (None, _positive_int_or_none),
     "checkpoint_every_steps": (None, _positive_int_or_none),
-    "progress": (None, _a_bool_or_none),
+    "progress": (None, _anything),
     "max_constant_bytes": (2**20, _any_int_or_none),
     "slow_compile_s": (30.0, _a_duration),
     "memory_limit_bytes": (None, _positive_int_or_none),

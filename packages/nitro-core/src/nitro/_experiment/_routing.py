@@ -16,6 +16,7 @@ _POSITIONAL = {
     "loss": ("self", "outputs"),
     "metrics": ("self", "outputs"),
     "train_metrics": ("self", "outputs"),
+    "visualize": ("self", "outputs"),
     "train_step": ("self", "model", "optimizers"),
 }
 

@@ -14,13 +14,19 @@ from nitro.errors import ConfigError
 from ._fields import FieldInfo, Residency
 
 
-def checked_value(owner: str, field: FieldInfo, value: Any) -> Any:
+def checked_value(owner: str, field: FieldInfo, value: Any, *, strict: bool = False) -> Any:
     """The value as the field stores it: converted where structural, else as given.
+
+    Args:
+        owner: The experiment's class name.
+        field: The field.
+        value: What it was given.
+        strict: Whether to convert whatever the residency.
 
     Raises:
         ConfigError: A structural value that its declared type cannot hold exactly.
     """
-    if field.residency is not Residency.GRAPH_CONST:
+    if field.residency is not Residency.GRAPH_CONST and not strict:
         return value
     try:
         return _convert(value, field.type)

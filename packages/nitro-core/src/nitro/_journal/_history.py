@@ -48,7 +48,7 @@ class History:
     ) -> None:
         self.rows = [dict(row) for row in rows]
         self.metric = metric
-        self.mode = mode
+        self.mode: Literal["min", "max"] = mode
 
     @property
     def columns(self) -> list[str]:
@@ -143,7 +143,9 @@ class History:
             notes=tuple(notes),
         )
 
-    def _cells(self, index: int | None, columns: Sequence[str], best: int | None) -> tuple[str, ...]:
+    def _cells(
+        self, index: int | None, columns: Sequence[str], best: int | None
+    ) -> tuple[str, ...]:
         if index is None:
             return ("...", *[""] * (len(columns) - 1))
         epoch, *rest = (_shown(self.rows[index].get(name)) for name in columns)
@@ -182,7 +184,7 @@ class History:
     def __getitem__(self, key: str) -> list[Any]: ...
 
     @overload
-    def __getitem__(self, key: slice | range | Sequence[str]) -> History: ...
+    def __getitem__(self, key: slice | range | list[str] | tuple[str, ...]) -> History: ...
 
     def __getitem__(self, key: Any) -> Any:
         """A row by epoch (from 1, or -1 for the last), epochs by range, columns by name.
@@ -204,9 +206,7 @@ class History:
         if not name.startswith("_") and "rows" in vars(self) and name in self._names():
             return self._column(name)
         names = () if name.startswith("_") else self._names()
-        raise AttributeError(
-            f"the history has no column `{name}`: {did_you_mean(name, names)}"
-        )
+        raise AttributeError(f"the history has no column `{name}`: {did_you_mean(name, names)}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in self._names() if name.isidentifier())]
@@ -293,9 +293,7 @@ def _with_gaps(rows: Sequence[int]) -> list[int | None]:
     return shown
 
 
-def _columns_that_fit(
-    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
-) -> int:
+def _columns_that_fit(columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int) -> int:
     """How many columns fit a line; at least one."""
     widths = Table(columns=tuple(columns), rows=tuple(rows)).widths()
     fitting = (n for n in range(len(columns), 1, -1) if text_width(widths[:n]) <= width)

@@ -101,7 +101,7 @@ def read_run_file(run_dir: str | Path) -> RunFile:
     if not path.exists():
         raise _no_run(Path(run_dir))
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format_version")
     except (ValueError, KeyError, AttributeError) as error:
         raise CheckpointError(
@@ -113,8 +113,14 @@ def read_run_file(run_dir: str | Path) -> RunFile:
             f"`{path}` has format version {version}.",
             expected=f"version {FORMAT_VERSION}, which this Nitro reads",
         )
-    # A directory may have moved since.
-    run = RunFile(**{**content, "run_dir": str(path.parent.absolute())})
+    content["run_dir"] = str(path.parent.absolute())  # it may have moved since
+    try:
+        run = RunFile(**content)
+    except TypeError as error:
+        raise CheckpointError(
+            f"`{path}` does not fit its format version: {error}.",
+            fix="restore or delete the file",
+        ) from error
     is_gone = run.status == "running" and run.host == socket.gethostname() and _is_dead(run.pid)
     return dataclasses.replace(run, status="interrupted") if is_gone else run
 
@@ -147,12 +153,13 @@ def _no_run(run_dir: Path) -> CheckpointError:
         siblings = [p.name for p in find_runs(run_dir.parent)] if run_dir.parent.exists() else []
         return CheckpointError(
             f"There is no run `{run_dir}`.",
-            expected=did_you_mean(run_dir.name, siblings),
+            expected=did_you_mean(run_dir.name, siblings) if siblings else "",
             fix="see `nitro runs` for what there is",
         )
     below = [str(path) for path in find_runs(run_dir)]
     return CheckpointError(
         f"`{run_dir}` holds no run.",
-        expected="a run's directory, with a `run.json` in it: " + did_you_mean("", below),
-        fix=f"see `nitro runs {run_dir}`",
+        expected="a run's directory, with a `run.json` in it"
+        + (f": {did_you_mean('', below)}" if below else ""),
+        fix="training writes it, unless `logger` and `checkpointer` are both None",
     )

@@ -1,6 +1,20 @@
-"""Loggers: the protocol, and JSON Lines."""
+"""Loggers: the protocol, JSON Lines, TensorBoard, MLflow, and several at once."""
 
 from ._json_lines import JSONLinesLogger, plain
-from ._protocol import FinishStatus, Logger, NullLogger, checked_logger
+from ._mlflow import MLflowLogger
+from ._multi import MultiLogger
+from ._protocol import FinishStatus, Logger, NullLogger, checked_logger, checked_state
+from ._tensorboard import TensorBoardLogger
 
-__all__ = ["FinishStatus", "JSONLinesLogger", "Logger", "NullLogger", "checked_logger", "plain"]
+__all__ = [
+    "FinishStatus",
+    "JSONLinesLogger",
+    "Logger",
+    "MLflowLogger",
+    "MultiLogger",
+    "NullLogger",
+    "TensorBoardLogger",
+    "checked_logger",
+    "checked_state",
+    "plain",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -93,18 +94,38 @@ class JSONLinesLogger:
         return None
 
     def logger_state(self) -> Any:
-        """The length of the file in bytes, to which a resumed run cuts it."""
+        """The file, and its length in bytes, to which a resumed run cuts it."""
         if self._file is not None:
             self._file.flush()
         path = self._bound_path()
-        return {"bytes": path.stat().st_size if path.exists() else 0}
+        size = path.stat().st_size if path.exists() else 0
+        return {"bytes": size, "path": str(path.absolute())}
 
     def reattach(self, state: Any) -> None:
-        """Cuts the file to the length that a record knew."""
-        path = self._bound_path()
+        """Cuts the file to the length that a record knew.
+
+        In another directory, it starts with a copy of the lines up to there.
+        """
+        path, before = self._bound_path(), Path(state.get("path", ""))
+        if not path.exists() and before.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with before.open("rb") as source:
+                path.write_bytes(source.read(state["bytes"]))
         if path.exists() and path.stat().st_size > state["bytes"]:
             with path.open("r+b") as file:
                 file.truncate(state["bytes"])
+
+    def set_aside(self) -> None:
+        """Copies the file to `metrics.1.jsonl` or the next free number.
+
+        Called where lines of another run are about to be cut off.
+        """
+        path, number = self._bound_path(), 1
+        if not path.exists():
+            return
+        while (aside := path.with_suffix(f".{number}{path.suffix}")).exists():
+            number += 1
+        shutil.copy2(path, aside)
 
     def _bound_path(self) -> Path:
         if self.path is None:

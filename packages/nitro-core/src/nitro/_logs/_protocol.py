@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -69,8 +70,10 @@ class Logger(Protocol):
         ...
 
 
-def checked_logger(logger: Any, run_dir: Path) -> Logger:
+def checked_logger(logger: Any, run_dir: Path | None) -> Logger:
     """The logger bound to the run's directory; None becomes one that drops everything.
+
+    Without a directory it is checked only.
 
     Raises:
         ConfigError: Verbs are missing; lists all of them.
@@ -85,7 +88,24 @@ def checked_logger(logger: Any, run_dir: Path) -> Logger:
             fix="add them, or pass `logger=None` to log nothing",
         )
     bind = getattr(logger, "bind", None)
-    return bind(run_dir) if bind is not None else logger
+    return bind(run_dir) if bind is not None and run_dir is not None else logger
+
+
+def checked_state(logger: Logger) -> Any:
+    """What `logger_state` returns, checked to be plain data.
+
+    Raises:
+        ConfigError: It holds something that JSON cannot; names the logger.
+    """
+    state = logger.logger_state()
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"`{type(logger).__name__}.logger_state` returned what no record can hold: {error}.",
+            expected="None, or plain data: dicts, lists, strings, numbers",
+            fix="return what finds the run again, such as its id, and open it in `reattach`",
+        ) from error
 
 
 class NullLogger:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nitro._experiment import Experiment
-from nitro._trees import Flat, dotted
+from nitro._trees import Flat, variable_name
 from nitro.errors import HookError
 
 from ._curves import Evaluate
@@ -118,7 +118,7 @@ def make_manual_optimizers(
     graph, state = nnx.split(optimizers)
     paths, treedef = jax.tree_util.tree_flatten_with_path(state)
     # Copies: an optimizer may hold the model's own arrays, which training overwrites.
-    flat = {dotted(path[:-1]): jnp.array(leaf) for path, leaf in paths}
+    flat = {variable_name(path): jnp.array(leaf) for path, leaf in paths}
     fields = [_short(name) for name in flat if _HYPER in name]
     bound = read_manual_schedules(experiment, schedules, fields)
     layout = RowLayout.make(
@@ -162,5 +162,3 @@ def _checked(optimizers: Any, hook: str) -> dict[str, nnx.Optimizer[Any]]:
                 fix="write `nnx.Optimizer(model.part, optax.adam(1e-3), wrt=nnx.Param)`",
             )
     return dict(optimizers)
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -43,7 +43,6 @@ class Optimizer:
         steps: The table of the run.
         decay_inputs: What the decay of the weights reads.
         schedules: The schedules by what they bind to.
-        unused: What the chain of a group does not read, by group; for the report.
     """
 
     owner: type[Experiment]
@@ -54,7 +53,6 @@ class Optimizer:
     steps: StepTable
     decay_inputs: DecayInputs
     schedules: Mapping[str, Schedule]
-    unused: dict[str, set[str]] = field(default_factory=dict, compare=False)
 
     def init(self, params: Flat, view: Any) -> Any:
         """The optimizer's state for these parameters: by group, none of it shared with them.
@@ -67,9 +65,7 @@ class Optimizer:
             HookError: A transformation cannot be made, or cannot start.
             ConfigError: A transformation accumulates by itself, or keeps no arrays.
         """
-        # On NumPy: each eager JAX operation would compile.
-        scalars = self.layout.scalars(self.steps[[0]][0])
-        inputs = jax.tree.map(np.asarray, self.decay_inputs)
+        scalars, inputs = self._first_inputs()
         states: dict[str, Any] = {}
         for group in self.groups:
             hyper = self._hyper(group, scalars, inputs)
@@ -78,9 +74,15 @@ class Optimizer:
                     {name: params[name] for name in group.leaves}
                 )
             refuse_accumulation(self._called(group), states[group.name])
-            if group.factory is None:
-                self.unused[group.name] = {"learning_rate", "weight_decay"} - hyper.reads
         return owned_state(states, params)
+
+    def unused(self, group: ParamGroup, view: Any) -> set[str]:
+        """What the chain of a group leaves unread of its rate and decay."""
+        if group.factory is not None:
+            return set()
+        hyper = self._hyper(group, *self._first_inputs())
+        self._transformation(group, hyper, view)
+        return {"learning_rate", "weight_decay"} - hyper.reads
 
     def anchors(self) -> DecayInputs:
         """What the decay of the weights reads; an input of the step program."""
@@ -123,6 +125,8 @@ class Optimizer:
         Evaluation after step n sees what step n saw; before the first step, what it will see.
         """
         scheduled = [name for name in device if f"device.{name}" in self.schedules]
+        if not scheduled:
+            return device
         # On NumPy: eager JAX operations would compile, in the middle of a run.
         row = self.steps[[max(step - 1, 0)]][0]
         fields = {name: self.layout.field_at(row, name, device[name]) for name in scheduled}
@@ -182,6 +186,12 @@ class Optimizer:
                 new = {name: new[name] - pulls[name] for name in new}
             new_params |= new
         return {name: new_params[name] for name in params}, new_state
+
+    def _first_inputs(self) -> tuple[dict[str, float], DecayInputs]:
+        """What the first step reads, without JAX: each of its eager operations would compile."""
+        row = self.steps[[0]][0]
+        scalars = {name: float(value) for name, value in self.layout.scalars(row).items()}
+        return scalars, jax.tree.map(np.asarray, self.decay_inputs)
 
     def _transformation(
         self, group: ParamGroup, hyper: Hyper, view: Any

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ._groups import ParamGroup
 from ._manual import ManualOptimizers
 from ._optimizer import Optimizer
 
 
-def describe_optimizer(optimizer: Optimizer | ManualOptimizers) -> list[str]:
-    """One line for each group, each schedule, and what a chain leaves unused."""
+def describe_optimizer(optimizer: Optimizer | ManualOptimizers, view: Any) -> list[str]:
+    """One line for each group, each schedule, and what a chain leaves unused.
+
+    Args:
+        optimizer: The optimizer.
+        view: The compile view, with the Device fields as arrays.
+    """
     if isinstance(optimizer, ManualOptimizers):
         names = sorted({name.partition(".")[0] for name in optimizer.names})
         driven = f"`train_step` drives {', '.join(f'`{name}`' for name in names)}"
         return [driven, *_schedule_lines(optimizer)]
-    return [*_group_lines(optimizer), *_schedule_lines(optimizer)]
+    return [*_group_lines(optimizer, view), *_schedule_lines(optimizer)]
 
 
-def _group_lines(optimizer: Optimizer) -> Iterator[str]:
+def _group_lines(optimizer: Optimizer, view: Any) -> Iterator[str]:
     for group in optimizer.groups:
         yield f"group `{group.name}`: {_described(group)}"
-        unused = optimizer.unused.get(group.name, ())
-        for name in sorted(unused):
+        for name in sorted(optimizer.unused(group, view)):
             if name == "learning_rate" or _decays(optimizer, group):
                 yield f"group `{group.name}`: its chain does not use `hyper.{name}`"
 

@@ -63,6 +63,7 @@ def make_table(
         for target, schedule in schedules.items()
         if target.startswith("opt.")
     }
+    _refuse_idle(schedules, opt, num_steps)
     for group in groups:
         rate, decay = _group_values(group, opt)
         values[f"opt.{group.name}.learning_rate"] = rate
@@ -102,6 +103,18 @@ def _group_values(group: ParamGroup, opt: Mapping[str, Any]) -> tuple[Any, Any]:
     rate = group.learning_rate if curve is None else curve * group.ratio
     decay = opt.get(f"opt.{group.name}.weight_decay", opt.get("opt.weight_decay"))
     return rate, group.weight_decay if decay is None else decay
+
+
+def _refuse_idle(schedules: Mapping[str, Schedule], opt: Mapping[str, Any], num_steps: int) -> None:
+    # optax turns a warm-up of no steps into a rate of 0 for good, and only logs it.
+    rate = opt.get("opt.learning_rate")
+    if rate is not None and num_steps > 1 and not np.any(rate):
+        raise ConfigError(
+            f"The schedule `{schedules['opt.learning_rate'].key}` is 0 at each of the {num_steps} "
+            "steps: nothing would be learned.",
+            expected="a rate above 0 at some step",
+            fix="look at the steps given to the schedule: optax holds 0 where there are none",
+        )
 
 
 def rate_values(schedule: Schedule, num_steps: int, evaluate: Evaluate) -> Any:

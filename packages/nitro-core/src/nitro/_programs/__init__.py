@@ -1,5 +1,6 @@
 """Programs: fingerprints, keys, the store, and the pure functions that it compiles."""
 
+from ._code_record import CodeFingerprint
 from ._explain import CompileExplanation, explain_compiles
 from ._fingerprint import why_not_by_content
 from ._hooks import TracedHooks
@@ -24,6 +25,7 @@ from ._store import Program, cache_clear, cache_stats, store
 __all__ = [
     "CONVOLUTION_SCRATCH",
     "Chunk",
+    "CodeFingerprint",
     "CompileExplanation",
     "Held",
     "InnerJaxpr",

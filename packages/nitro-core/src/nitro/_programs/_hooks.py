@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from nitro._experiment import Experiment, Route, compile_view
+from nitro._metrics import Metric, read_metrics, traced_number
 from nitro._state import ModelLayout
 from nitro._trees import Flat, describe_array
 from nitro.errors import HookError
@@ -23,11 +25,13 @@ class TracedHooks:
         experiment: Gives the structural fields and the hooks.
         layout: How flat arrays become the model again.
         routes: Which batch fields each hook wants.
+        has_device_metrics: Whether `metrics` is compiled, or runs on the host.
     """
 
     experiment: Experiment
     layout: ModelLayout
     routes: Mapping[str, Route]
+    has_device_metrics: bool = False
 
     def view(self, device: Mapping[str, Any], reads: set[str] | None = None) -> Any:
         """The `self` of the traced hooks."""
@@ -63,6 +67,34 @@ class TracedHooks:
             )
         return loss
 
+    def metrics(
+        self, view: Any, outputs: Any, batch: Mapping[str, Any], rows: int
+    ) -> tuple[Metric, ...]:
+        """`metrics` on the outputs and fields of the real samples of a batch, traced.
+
+        Raises:
+            HookError: It is written for the host, or returned no metrics with modes.
+        """
+        route = self.routes["metrics"]
+        with _explained(route.hook, 'return "host" from `metrics_residency`'):
+            metrics = view.metrics(outputs, **route.pick(batch))
+        return read_metrics(metrics, where=f"`{route.hook}`", rows=rows, number=traced_number)
+
+    def train_metrics(
+        self, view: Any, outputs: Any, batch: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """`train_metrics` as float32 scalars by `group/name`; empty without the hook.
+
+        Raises:
+            HookError: It is written for the host, or returned something else than scalars.
+        """
+        route = self.routes.get("train_metrics")
+        if route is None:
+            return {}
+        with _explained(route.hook, "compute it in `metrics`, which runs on the host"):
+            metrics = view.train_metrics(outputs, **route.pick(batch))
+        return dict(_scalars(route.hook, metrics, ""))
+
     def train_step(
         self, view: Any, model: Any, optimizers: Any, batch: Mapping[str, Any]
     ) -> dict[str, jax.Array]:
@@ -97,6 +129,52 @@ class TracedHooks:
         """`forward` in evaluation mode; what it does to the model state is discarded."""
         model = self.layout.merge(self.layout.eval, params, model_state)
         return self.forward(view, model, batch)
+
+
+_STEP_KEYS = ("loss", "step", "epoch", "type", "context")
+"""What the log of a step has of its own."""
+
+
+def _scalars(hook: str, metrics: Any, prefix: str) -> Iterator[tuple[str, jax.Array]]:
+    if not isinstance(metrics, Mapping):
+        raise HookError(
+            f"`{hook}` returned {type(metrics).__name__}.",
+            expected='a mapping of scalars, such as {"acc": (logits.argmax(-1) == label).mean()}',
+        )
+    for key, value in metrics.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _scalars(hook, value, f"{name}/")
+            continue
+        number = traced_number(value)
+        if number is None or number.shape != ():
+            got = type(value).__name__ if number is None else describe_array(number)
+            raise HookError(
+                f"`{hook}` returned {got} for the metric `{name}`.",
+                expected="a plain scalar, shape (): each step is logged as it is, without a count",
+                fix="reduce it, for example with `.mean()`",
+            )
+        if name in _STEP_KEYS:
+            raise HookError(
+                f"`{hook}` has a metric named `{name}`, which every step's log has already.",
+                expected=f"other names than {', '.join(_STEP_KEYS)}",
+                fix=f"rename it, for example to `train_{name}`",
+            )
+        yield name, number.astype(jnp.float32)
+
+
+@contextmanager
+def _explained(hook: str, way_out: str) -> Generator[None]:
+    """Says of a hook that is traced, and was written for NumPy, what to do."""
+    try:
+        yield
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
+        raise HookError(
+            f"`{hook}` is traced, and needs the value of a traced array: "
+            f"{str(error).splitlines()[0]}",
+            expected="`jax.numpy` in a hook that runs on the device",
+            fix=f"use `jax.numpy`, or {way_out}",
+        ) from error
 
 
 def _check_outputs(hook: str, outputs: Any) -> None:

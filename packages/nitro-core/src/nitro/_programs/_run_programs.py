@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from nitro._experiment import Residency, field_names
+from nitro._experiment import Residency, field_values, group_code
 from nitro._optim import ManualOptimizers, Optimizer
 from nitro._state import TrainState
 
+from ._code_record import CodeFingerprint
 from ._constants import TracedCode, check_constants
 from ._fingerprint import Closure, describe, trace_closure, value_digest
 from ._hooks import TracedHooks
@@ -31,11 +33,14 @@ _CONFIG = (
 )
 
 _HOOKS_OF = {
-    "train step": ("forward", "loss"),
+    "train step": ("forward", "loss", "train_metrics"),
     "forward": ("forward",),
     "loss": ("loss",),
+    "metrics": ("metrics",),
 }
 """The hooks that each program traces; it is keyed on these alone."""
+
+_WITHOUT_MODEL = ("loss", "metrics")
 
 _Make = Callable[[set[str]], Callable[..., Any]]
 
@@ -69,6 +74,7 @@ class RunPrograms:
         self._graph = self._graph_parts()
         roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
         roles = [role for role in roles if role != "loss" or "loss" in hooks.routes]
+        roles = [role for role in roles if role != "metrics" or hooks.has_device_metrics]
         self._code: dict[str, Closure] = {role: self._trace_code(role) for role in roles}
         self._told: set[str] = set()
 
@@ -123,6 +129,24 @@ class RunPrograms:
 
         return self._get("loss", make, arguments)
 
+    def metrics(self, *arguments: Any) -> Program:
+        """The metrics program: `fn(device, pieces, batch, rows)` → metrics of one batch.
+
+        The pieces are what the forward program returned, the last of them padded; `rows`
+        is an array whose length is the number of real samples. Padding is cut off before
+        the hook sees anything.
+        """
+
+        def make(reads: set[str]) -> Callable[..., Any]:
+            def program(device: Any, pieces: Any, batch: Any, rows: Any) -> Any:
+                real = rows.shape[0]
+                outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:real], *pieces)
+                return self.hooks.metrics(self.hooks.view(device, reads), outputs, batch, real)
+
+            return program
+
+        return self._get("metrics", make, arguments)
+
     def held(self) -> list[Program]:
         """The programs that the handle has used so far."""
         return list(self._held.values())
@@ -130,6 +154,11 @@ class RunPrograms:
     def unfingerprinted(self) -> list[str]:
         """What the traced code reaches and cannot be told apart by content, by name."""
         return sorted({name for code in self._code.values() for name in code.unfingerprinted})
+
+    def step_code(self) -> CodeFingerprint:
+        """What the step program rests on, as it is now: code, model and optimizer."""
+        code = self._code["train step"]
+        return CodeFingerprint(self._trace_code("train step") if code.check() else code)
 
     def drift(self) -> list[str]:
         """What has moved since the handle was built and was not told before, a line each.
@@ -201,10 +230,9 @@ class RunPrograms:
             ProgramError: Names each large constant, its hook, and what it came through.
         """
         owner = type(self.hooks.experiment)
-        names = field_names(self.hooks.experiment, Residency.GRAPH_CONST)
+        values = field_values(self.hooks.experiment, Residency.GRAPH_CONST)
         fields = {
-            f"GraphConst field {owner.__name__}.{name}": getattr(self.hooks.experiment, name)
-            for name in names
+            f"GraphConst field {owner.__name__}.{name}": value for name, value in values.items()
         }
         code = TracedCode(owner=owner, roots=roots, baked={**fields, **baked})
         check_constants(jaxpr, code, role=role, limit_bytes=self._max_constant_bytes)
@@ -214,7 +242,7 @@ class RunPrograms:
         code = self._code[role]
         if code.check():
             code = self._trace_code(role)
-        graph = value_digest(self._in_mode(role)[0]) if role != "loss" else ""
+        graph = value_digest(self._in_mode(role)[0]) if role not in _WITHOUT_MODEL else ""
         return {
             "code": KeyPart(code.digest, f"{len(code.entries)} entries", code),
             "graph definition": KeyPart(graph, graph[:8]),
@@ -228,10 +256,12 @@ class RunPrograms:
         hooks = _HOOKS_OF[role]
         if role == "train step" and isinstance(self._optimizer, ManualOptimizers):
             hooks = ("train_step",)
+        hooks = tuple(name for name in hooks if name in self.hooks.routes)
         roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in hooks}
+        roots |= group_code(cls)
         if role == "train step" and self._optimizer is not None:
             roots |= self._optimizer.code()
-        if role != "loss":
+        if role not in _WITHOUT_MODEL:
             roots["model"] = self._in_mode(role)[1]
         return roots
 
@@ -242,9 +272,7 @@ class RunPrograms:
         return layout.eval, layout.eval_modules
 
     def _graph_parts(self) -> dict[str, KeyPart]:
-        experiment = self.hooks.experiment
-        names = field_names(experiment, Residency.GRAPH_CONST)
-        values = {name: getattr(experiment, name) for name in names}
+        values = field_values(self.hooks.experiment, Residency.GRAPH_CONST)
         return {name: KeyPart(value_digest(v), describe(v)) for name, v in values.items()}
 
 

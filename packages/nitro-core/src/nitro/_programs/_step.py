@@ -29,7 +29,7 @@ class StepInputs(NamedTuple):
     """
 
     device: Flat
-    anchors: DecayInputs
+    anchors: DecayInputs | Flat
     data: Flat
 
 
@@ -90,6 +90,7 @@ def make_step_program(
                 batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
                 if isinstance(optimizer, ManualOptimizers):
                     return _manual_step(hooks, optimizer, view, state, batches[0], row)
+                assert isinstance(inputs.anchors, DecayInputs)
                 grads, model_state, scalars = _accumulate(hooks, view, state, batches)
                 params, opt_state = optimizer.update(
                     grads, state.opt_state, state.params, inputs.anchors, row, view
@@ -131,30 +132,31 @@ def _micro_batch(inputs: StepInputs, chunk: Chunk, step: Any, micro: int) -> Fla
 def _accumulate(
     hooks: TracedHooks, view: Any, state: TrainState, micro_batches: list[Flat]
 ) -> tuple[Flat, Flat, Scalars]:
-    """The mean gradient and loss over micro-batches, and the model state after the last."""
+    """The mean gradient and scalars over micro-batches, and the model state after the last."""
     model_state = state.model_state
     grads: Any = None
-    losses: list[jax.Array] = []
+    per_batch: list[Scalars] = []
     for batch in micro_batches:
-        (loss, model_state), micro_grads = _loss_and_grads(
+        (loss, (model_state, metrics)), micro_grads = _loss_and_grads(
             hooks, view, state.params, model_state, batch
         )
-        losses.append(loss.astype(jnp.float32))
+        per_batch.append({"loss": loss.astype(jnp.float32), **metrics})
         grads = micro_grads if grads is None else jax.tree.map(jnp.add, grads, micro_grads)
     if len(micro_batches) == 1:
-        return grads, model_state, {"loss": losses[0]}
+        return grads, model_state, per_batch[0]
     grads = jax.tree.map(lambda total: total / len(micro_batches), grads)
-    return grads, model_state, {"loss": jnp.stack(losses).mean()}
+    return grads, model_state, jax.tree.map(lambda *s: jnp.stack(s).mean(), *per_batch)
 
 
 def _loss_and_grads(
     hooks: TracedHooks, view: Any, params: Flat, model_state: Flat, batch: Mapping[str, Any]
 ) -> Any:
-    def objective(params: Flat) -> tuple[jax.Array, Flat]:
+    def objective(params: Flat) -> tuple[jax.Array, tuple[Flat, Scalars]]:
         model = hooks.layout.merge(hooks.layout.train, params, model_state)
         outputs = hooks.forward(view, model, batch)
         loss = hooks.loss(view, outputs, batch)
-        return loss, hooks.layout.model_state_of(model)
+        metrics = hooks.train_metrics(view, outputs, batch)
+        return loss, (hooks.layout.model_state_of(model), metrics)
 
     return jax.value_and_grad(objective, has_aux=True)(params)
 

@@ -1,8 +1,23 @@
 """The run: the handle, its setup, the training loop, evaluation and history."""
 
-from ._handle import Nitro, session_of
-from ._history import History
-from ._phases import Phase
-from ._session import Session
+from nitro._checkpoint import open_record
 
-__all__ = ["History", "Nitro", "Phase", "Session", "session_of"]
+from ._handle import Nitro, session_of
+from ._phases import Phase, PhaseEvent, on_phase
+from ._recipes import build_from_record, class_of_record, load_experiment
+from ._session import Session
+from ._stopping import EarlyStop
+
+__all__ = [
+    "EarlyStop",
+    "Nitro",
+    "Phase",
+    "PhaseEvent",
+    "Session",
+    "build_from_record",
+    "class_of_record",
+    "load_experiment",
+    "on_phase",
+    "open_record",
+    "session_of",
+]

@@ -2,34 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from nitro._experiment import Residency, locate
+from nitro._journal import Report, Section
 from nitro._optim import describe_optimizer
-from nitro._programs import MemoryPlan
 from nitro.data import ArrayLoader
 
+from ._restore import loggable
 from ._setup import Setup
 
+if TYPE_CHECKING:
+    from ._session import Session
 
-def binding_report(setup: Setup, memory: MemoryPlan | None) -> str:
-    """Lists options with their sources, splits, hooks, optimizer, memory plan, the weights' origin."""
-    lines = [f"{setup.owner}: weights {setup.source.display}"]
+_LONGEST_VALUE = 60
+
+
+def binding_report(session: Session) -> Report:
+    """Weights, options with their sources, fields, splits, hooks, optimizer, memory plan."""
+    setup = session.setup
+    num_params = sum(p.size for p in session.state.params.values())
+    num_bytes = sum(p.nbytes for p in session.state.params.values())
+    weights = f"{setup.source.display}; {num_params:,} parameters, {num_bytes / 2**20:.3g} MiB"
+    memory = session.memory
+    optimizer = setup.optimizer
+    return Report.of(
+        f"{setup.owner} ({locate(type(setup.experiment))})"
+        + (f", preset `{setup.preset}`" if setup.preset else ""),
+        [
+            Section(title="weights", lines=(weights,)),
+            Section(title="options", lines=tuple(_options(setup))),
+            Section(title="fields", lines=tuple(_fields(session))),
+            Section(title="data", lines=tuple(_splits(setup))),
+            Section(title="hooks", lines=tuple(_hooks(setup))),
+            Section(
+                title="optimizer",
+                lines=()
+                if optimizer is None
+                else tuple(describe_optimizer(optimizer, setup.hooks.view(session.device))),
+            ),
+            Section(title="memory", lines=() if memory is None else tuple(str(memory).split("\n"))),
+            Section(title="notes", lines=tuple(setup.notes)),
+        ],
+    )
+
+
+def summary_report(session: Session, state: str) -> Report:
+    """Where a handle stands, then the binding report.
+
+    Args:
+        session: The session.
+        state: The handle in a line.
+    """
+    binding = binding_report(session)
+    _, *sections = binding.sections
+    return Report.of(state, [Section(title="state", lines=tuple(_state(session))), *sections])
+
+
+def _state(session: Session) -> Iterator[str]:
+    history = session.history
+    if session.stop_reason is not None:
+        yield f"training ended: {session.stop_reason}"
+    if len(history):
+        yield "last epoch: " + _metrics(history[-1])
+    if history.best is not None:
+        yield f"best epoch by {history.metric} ({history.mode}): " + _metrics(history.best)
+    record = session.best_record()
+    if record is not None:
+        yield f"best record: {record}"
+
+
+def _metrics(row: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in row.items()
+        if not getattr(value, "shape", ())
+    )
+
+
+def _options(setup: Setup) -> Iterator[str]:
     for name, source in setup.options.sources.items():
-        lines.append(f"  {name} = {getattr(setup.options, name)} ({source})")
-    lines += [f"  split `{name}`: {_split(source)}" for name, source in setup.splits.items()]
-    for route in setup.hooks.routes.values():
-        fields = ", ".join(route.required + tuple(f"{n} (optional)" for n in route.optional))
-        lines.append(f"  {route.hook}: {fields or 'no fields'}{' and all' * route.takes_all}")
-    if setup.optimizer is not None:
-        lines += [f"  {line}" for line in describe_optimizer(setup.optimizer)]
-    if memory is not None:
-        lines += [f"  {line}" for line in str(memory).splitlines()]
-    return "\n".join(lines + setup.notes)
+        yield f"{name} = {_shortened(getattr(setup.options, name))} ({source})"
+    parts = {
+        "logger": type(setup.logger).__name__ if not setup.logs_nothing else None,
+        "checkpointer": setup.checkpointer,
+        "early_stop": setup.stopper,
+    }
+    for name, value in parts.items():
+        yield f"{name} = {_shortened(value)} ({setup.sources.get(name, 'default')})"
+
+
+def _fields(session: Session) -> Iterator[str]:
+    fields = session.setup.experiment.fields()
+    values = {**session.config(), **session.device_config()}
+    for name, field in fields.items():
+        marker = "" if field.residency is Residency.HOST else f" ({field.residency.value})"
+        derived = ", derived" if name in session.setup.derived else ""
+        yield f"{name} = {_shortened(values[name])}{marker}{derived}"
+
+
+def _splits(setup: Setup) -> Iterator[str]:
+    for name, source in setup.splits.items():
+        yield f"split `{name}`: {_split(source)}"
 
 
 def _split(source: Any) -> str:
     if not isinstance(source, ArrayLoader):
-        return f"{len(source)} batches ({type(source).__name__})"
+        return f"{len(source)} batches ({type(source).__name__}), drawn ahead in a thread"
     text = f"{len(source)} batches of {source.batch_size}, {source.num_samples} samples"
     dropped = source.num_dropped
     return text + (f"; {dropped} dropped with the ragged last batch" if dropped else "")
+
+
+def _hooks(setup: Setup) -> Iterator[str]:
+    batch = next(iter(setup.first.values()), None)
+    for route in setup.hooks.routes.values():
+        unmatched = () if batch is None else tuple(n for n in route.optional if n not in batch)
+        fields = [
+            *route.required,
+            *(f"{n} (optional)" for n in route.optional if n not in unmatched),
+        ]
+        fields += [f"{name} (no such field: takes its default)" for name in unmatched]
+        yield f"{route.hook}: {', '.join(fields) or 'no fields'}{' and all' * route.takes_all}"
+
+
+def _shortened(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else str(loggable(value))
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

@@ -71,13 +71,25 @@ def _check_is_device(session: Session, name: str) -> None:
     fields, owner = session.setup.experiment.fields(), session.setup.owner
     if name not in fields:
         names = field_names(session.setup.experiment, Residency.DEVICE)
+        inside = [field for field in names if field.startswith(f"{name}.")]
+        if inside:
+            raise ConfigError(
+                f"`{owner}.{name}` is a group of fields.",
+                expected=f"one of its Device fields: {', '.join(f'`{n}`' for n in inside)}",
+                fix=f"write `set_device(**{{'{inside[0]}': ...}})`",
+            )
         raise ConfigError(f"`{owner}` has no field `{name}`.", expected=did_you_mean(name, names))
     match fields[name].residency:
         case Residency.DEVICE:
             return
         case Residency.HOST:
-            problem, fix = "host-only: no trace sees it", f"mark it `{name}: Device[...]`"
+            attribute = name.rpartition(".")[2]
+            problem, fix = "host-only: no trace sees it", f"mark it `{attribute}: Device[...]`"
         case Residency.GRAPH_CONST:
             problem = "GraphConst: another value is another program"
-            fix = f"build `Nitro({owner}({name}=...), data=...)`; programs that fit are shared"
+            keyword = f"**{{'{name}': ...}}" if "." in name else f"{name}=..."
+            fix = (
+                f"build `Nitro(run.experiment.replace({keyword}), data=...)`; what is compiled and "
+                "still fits is shared"
+            )
     raise ConfigError(f"`{owner}.{name}` is {problem}.", expected="a Device field", fix=fix)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
 
-from nitro._metrics import MetricSums
+from nitro._journal import HISTORY_KEYS
+from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics
 from nitro._state import TrainState
 from nitro._trees import Flat, named_leaves
-from nitro.data import Batch, checked_batch, cut_to_width, num_rows, routed_fields
+from nitro.data import (
+    ArrayLoader,
+    Batch,
+    check_same_fields,
+    checked_batch,
+    cut_to_width,
+    host_fields,
+    num_rows,
+    owned_batch,
+    routed_fields,
+)
 from nitro.errors import DataError, HookError
 
-from ._history import HISTORY_KEYS
+from ._prefetch import prefetched
 from ._setup import Setup
 
 
@@ -47,6 +60,13 @@ class Evaluator:
             ragged = getattr(source, "num_samples", 0) % rows
             for count in {rows, ragged} - {0}:
                 programs.loss(device, *_with_rows(traced, count))
+        elif self._setup.hooks.has_device_metrics:
+            traced = self._metrics_fields(batch, where="the first batch of `val`")
+            ragged = getattr(source, "num_samples", 0) % rows
+            for count in {rows, ragged} - {0}:
+                programs.metrics(
+                    device, (outputs,), *_with_rows((traced, np.ones(rows, bool)), count)
+                )
 
     @property
     def _falls_back(self) -> bool:
@@ -54,19 +74,53 @@ class Evaluator:
 
     def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
         """The finalised metrics of a split."""
+        fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
+        first, promised = self._setup.first[split].keys(), len(self._setup.splits[split])
+        index = 0
+        with closing(self._batches(split)) as batches:
+            for index, item in enumerate(batches, start=1):
+                where = f"batch {index} of `{split}`"
+                batch = checked_batch(item, where=where)
+                check_same_fields(batch, first, where=where)
+                fold.add(self._metrics(state, device, batch, split, where=where))
+        if index < promised:
+            raise DataError(
+                f"The split `{split}` ended after {index} batches; its length promised {promised}.",
+                expected="as many batches each time as `len()` says",
+                fix="return a source that starts again at each `iter()`, not one that goes on",
+            )
+        return self._finalised(fold, split)
+
+    def _batches(self, split: str) -> Generator[Batch]:
+        """The batches of a split; drawn ahead where drawing one may take time."""
+        source = self._setup.splits[split]
+        if isinstance(source, ArrayLoader | list | tuple):
+            yield from source
+        else:
+            # Copied in the thread: a loader may fill one buffer again and again.
+            yield from prefetched(owned_batch(batch) for batch in source)
+
+    def _metrics(
+        self, state: TrainState, device: Flat, batch: Batch, split: str, *, where: str
+    ) -> tuple[Metric, ...]:
+        """The metrics of one batch, where they are computed; real samples only."""
         setup = self._setup
-        sums = MetricSums(hook=f"{setup.owner}.metrics", split=split)
-        for index, item in enumerate(setup.splits[split], start=1):
-            where = f"batch {index} of `{split}`"
-            batch = checked_batch(item, where=where)
-            outputs = self.outputs(state, device, batch, where=where)
-            if self._falls_back:
-                loss = self._loss(device, outputs, self._loss_fields(batch))
-                sums.add({"val_loss": (loss, 1)})
-            else:
-                fields = setup.hooks.routes["metrics"].pick(batch)
-                sums.add(setup.experiment.metrics(outputs, **fields))  # pyright: ignore[reportAttributeAccessIssue] - a hook
-        return self._finalised(sums.result(), split)
+        if setup.hooks.has_device_metrics:
+            pieces, rows = self._device_outputs(state, device, batch, where=where)
+            fields = self._metrics_fields(batch, where=where)
+            arguments = (device, pieces, fields, np.ones(rows, bool))
+            return setup.programs.metrics(*arguments)(*arguments)
+        outputs = self.outputs(state, device, batch, where=where)
+        if self._falls_back:
+            loss = self._loss(device, outputs, self._loss_fields(batch))
+            return (Metric(np.asarray(loss), np.asarray(1), ("val_loss",), "mean"),)
+        fields = host_fields(setup.hooks.routes["metrics"].pick(batch), where=where)
+        return read_metrics(
+            setup.experiment.metrics(outputs, **fields),  # pyright: ignore[reportAttributeAccessIssue] - a hook
+            where=f"`{setup.owner}.metrics` on the split `{split}`",
+            rows=jax.tree.leaves(outputs)[0].shape[0],
+            number=host_number,
+        )
 
     def predict(self, state: TrainState, device: Flat, batch: Any) -> Any:
         """The outputs for one batch, as NumPy arrays in `forward`'s structure."""
@@ -82,15 +136,21 @@ class Evaluator:
 
     def outputs(self, state: TrainState, device: Flat, batch: Batch, *, where: str) -> Any:
         """`forward`'s outputs for all rows of a batch, as NumPy arrays."""
+        pieces, rows = self._device_outputs(state, device, batch, where=where)
+        host = jax.device_get(pieces)
+        return jax.tree.map(lambda *leaves: _joined(leaves)[:rows], *host)
+
+    def _device_outputs(
+        self, state: TrainState, device: Flat, batch: Batch, *, where: str
+    ) -> tuple[tuple[Any, ...], int]:
+        """`forward`'s outputs by pieces of the compiled width, and the number of real rows."""
         fields, rows = self._forward_fields(batch, where=where)
         self._width = self._width or rows
         pieces = [
-            self._piece(state, device, piece, real)
-            for piece, real in cut_to_width(fields, rows, self._width)
+            self._piece(state, device, piece)
+            for piece, _ in cut_to_width(fields, rows, self._width)
         ]
-        if len(pieces) == 1:
-            return pieces[0]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *pieces)
+        return tuple(pieces), rows
 
     def _forward_fields(self, batch: Batch, *, where: str) -> tuple[Flat, int]:
         """The fields that `forward` wants, and how many rows they have."""
@@ -101,11 +161,11 @@ class Evaluator:
             raise DataError(f"There are no rows in {where}.", expected="at least one")
         return fields, rows
 
-    def _piece(self, state: TrainState, device: Flat, piece: Flat, real: int) -> Any:
+    def _piece(self, state: TrainState, device: Flat, piece: Flat) -> Any:
         arguments = (state.params, state.model_state, device, piece)
-        outputs = jax.device_get(self._setup.programs.forward(*arguments)(*arguments))
+        outputs = self._setup.programs.forward(*arguments)(*arguments)
         self._check_batched(outputs)
-        return jax.tree.map(lambda leaf: leaf[:real], outputs)
+        return outputs
 
     def _check_batched(self, outputs: Any) -> None:
         hook = self._setup.hooks.routes["forward"].hook
@@ -121,6 +181,17 @@ class Evaluator:
                     fix="leave it out of the outputs, or broadcast it along the batch",
                 )
 
+    def sample_losses(self, device: Flat, outputs: Any, batch: Batch) -> list[float]:
+        """The loss of each sample of a batch by itself, as a batch of one."""
+        host = jax.tree.map(np.asarray, (outputs, self._loss_fields(batch)))
+        rows = jax.tree.leaves(host)[0].shape[0]
+        singles = (jax.tree.map(lambda leaf: leaf[i : i + 1], host) for i in range(rows))  # noqa: B023 - used at once
+        return [self._loss(device, *single) for single in singles]
+
+    def _metrics_fields(self, batch: Batch, *, where: str) -> Flat:
+        names = self._setup.hooks.routes["metrics"].names(batch)
+        return routed_fields(batch, names, where=where)
+
     def _loss_fields(self, batch: Batch) -> Flat:
         names = self._setup.hooks.routes["loss"].names(batch)
         return routed_fields(batch, names, where="the batch")
@@ -129,13 +200,10 @@ class Evaluator:
         arguments = (device, outputs, fields)
         return float(self._setup.programs.loss(*arguments)(*arguments))
 
-    def _finalised(self, reduced: dict[str, Any], split: str) -> dict[str, Any]:
-        result = self._setup.experiment.finalize_metrics(reduced, split)
-        if not isinstance(result, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's hook
-            raise HookError(
-                f"`{self._setup.owner}.finalize_metrics` returned {type(result).__name__}.",
-                expected="a dict of metrics",
-            )
+    def _finalised(self, fold: MetricFold, split: str) -> dict[str, Any]:
+        result = self._setup.experiment.finalize_metrics(fold.result(), split)
+        hook = f"{self._setup.owner}.finalize_metrics"
+        check_finalised(result, fold, hook=hook, split=split)
         clash = [name for name in HISTORY_KEYS if name in result]
         if clash:
             raise HookError(
@@ -145,6 +213,10 @@ class Evaluator:
                 fix=f"rename it, for example to `val_{clash[0]}`",
             )
         return result
+
+
+def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    return leaves[0] if len(leaves) == 1 else np.concatenate(leaves)
 
 
 def _with_rows(tree: Any, rows: int) -> Any:

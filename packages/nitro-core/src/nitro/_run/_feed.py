@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +12,26 @@ import numpy as np
 
 from nitro._devices import device_memory_bytes
 from nitro._programs import StepPlan
-from nitro._trees import Flat
-from nitro.data import ArrayLoader, Batch, checked_batch, num_rows, routed_fields
+from nitro._trees import Flat, named_leaves
+from nitro.data import (
+    ArrayLoader,
+    Batch,
+    check_same_fields,
+    checked_batch,
+    num_rows,
+    routed_fields,
+)
 from nitro.errors import DataError
 
+from ._position import open_epoch
 from ._prefetch import DEPTH, prefetched
 
 _RESIDENT_SHARE = 0.1
 """The share of the device's memory that a training split may take without being asked."""
 
 
-class FedChunk(NamedTuple):
+@dataclass(frozen=True)
+class FedChunk:
     """What one call of the step program is fed.
 
     Attributes:
@@ -46,7 +54,7 @@ class EpochCut:
         first_step: How many of its steps are done already.
         steps_before: Optimizer steps before this epoch.
         every: Calls end at each multiple of so many optimizer steps; None for anywhere.
-        loader_state: Where the source stood after `first_step`, if it can say so.
+        loader_state: Where the source stood after `first_step`, if it has to move there.
     """
 
     epoch: int
@@ -155,7 +163,9 @@ class HostFeed:
         self.data: Flat = {}
         self.data_shapes: Flat = {}
         self._source = source
+        self._length = len(source)
         self._names = names
+        self._all_names = tuple(first)
         where = "the first batch of `train`"
         self._first = routed_fields(first, names, where=where)
         self._width = num_rows(self._first, where=where)
@@ -173,35 +183,44 @@ class HostFeed:
         yield from prefetched(self._stacked_chunks(plan, cut))
 
     def _stacked_chunks(self, plan: StepPlan, cut: EpochCut) -> Iterator[FedChunk]:
-        source = self._source
-        num_steps = len(source) // plan.accum
-        batches, position = self._open(cut, plan.accum)
-        fields = self._checked_batches(batches, cut.first_step * plan.accum)
+        if len(self._source) != self._length:
+            raise DataError(
+                f"The split `train` has {len(self._source)} batches in epoch {cut.epoch + 1}, and had "
+                f"{self._length} when the handle was built.",
+                expected="one length: it decides how many steps the schedules have",
+                fix="let each epoch draw as many batches",
+            )
+        num_steps = self._length // plan.accum
+        seen = cut.first_step * plan.accum
+        opened = open_epoch(self._source, epoch=cut.epoch, start=seen, state=cut.loader_state)
+        fields = self._checked_batches(opened.batches, seen)
         for count in cut.lengths(plan.steps_per_call, num_steps):
-            group = list(itertools.islice(fields, count * plan.accum))
-            if len(group) < count * plan.accum:
-                raise DataError(
-                    f"The split `train` ended after {len(group)} more batches of epoch "
-                    f"{cut.epoch + 1}; its length promised {len(source)} in all.",
-                    expected="as many batches in every epoch as `len()` says",
-                    fix="return a source that starts again at each `iter()`, not a generator",
-                )
-            yield FedChunk(_stacked(group, plan), count, position())
+            # Copied as they are drawn: a loader may fill one buffer again and again.
+            chunk = self._empty_chunk(plan)
+            for index in range(count * plan.accum):
+                batch = next(fields, None)
+                if batch is None:
+                    raise self._ended_early(cut.epoch, seen)
+                _copy_into(chunk, divmod(index, plan.accum), batch)
+                seen += 1
+            _repeat_last_step(chunk, count)
+            at_end = seen == num_steps * plan.accum
+            if at_end:
+                # As a `for` loop would: a source that counts its epochs sees this one end.
+                next(opened.batches, None)
+            yield FedChunk(chunk, count, opened.position(at_end))
 
-    def _open(self, cut: EpochCut, accum: int) -> tuple[Iterator[Any], Callable[[], Any]]:
-        """The batches of an epoch from its first step on, and what tells their position."""
-        batches = getattr(self._source, "batches", None)
-        if batches is not None:
-            return iter(batches(cut.epoch, cut.first_step * accum)), lambda: None
-        if cut.loader_state is not None and hasattr(self._source, "set_state"):
-            self._source.set_state(cut.loader_state)
-        iterator = iter(self._source)
-        if cut.loader_state is not None and hasattr(iterator, "set_state"):
-            iterator.set_state(cut.loader_state)  # pyright: ignore[reportAttributeAccessIssue] - asked above
-        for holder in (iterator, self._source):
-            if hasattr(holder, "get_state"):
-                return iterator, holder.get_state
-        return iterator, lambda: None
+    def _empty_chunk(self, plan: StepPlan) -> Any:
+        lead = (plan.steps_per_call, plan.accum)
+        return jax.tree.map(lambda leaf: np.empty((*lead, *leaf.shape), leaf.dtype), self._first)
+
+    def _ended_early(self, epoch: int, seen: int) -> DataError:
+        return DataError(
+            f"The split `train` ended after {seen} batches of epoch {epoch + 1}; its length "
+            f"promised {self._length}.",
+            expected="as many batches in every epoch as `len()` says",
+            fix="return a source that starts again at each `iter()`, not one that goes on",
+        )
 
     def _checked_batches(self, batches: Iterator[Any], start: int) -> Iterator[Flat]:
         for index, item in enumerate(batches, start=start + 1):
@@ -209,12 +228,7 @@ class HostFeed:
 
     def _checked(self, item: Any, where: str) -> Flat:
         batch = checked_batch(item, where=where)
-        missing = [name for name in self._names if name not in batch]
-        if missing:
-            raise DataError(
-                f"{where} has the fields {sorted(batch)}; `{missing[0]}` is gone.",
-                expected=f"the fields of the first batch, {list(self._names)}, in every batch",
-            )
+        check_same_fields(batch, self._all_names, where=where)
         fields = routed_fields(batch, self._names, where=where)
         self._check_shapes(fields, where)
         return fields
@@ -241,17 +255,19 @@ def _wrong_width(where: str, rows: int, width: int) -> DataError:
 
 
 def _shapes(value: Any) -> str:
-    return ", ".join(f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(value))
+    named = ((f"{name} " if name else "", leaf) for name, leaf in named_leaves(value).items())
+    return ", ".join(f"{name}{leaf.dtype}{leaf.shape}" for name, leaf in named)
 
 
-def _stacked(group: list[Flat], plan: StepPlan) -> Any:
-    count = len(group) // plan.accum
+def _copy_into(chunk: Any, place: tuple[int, int], batch: Flat) -> None:
+    for stacked, leaf in zip(jax.tree.leaves(chunk), jax.tree.leaves(batch), strict=True):
+        stacked[place] = leaf
 
-    def stack(*leaves: np.ndarray) -> np.ndarray:
-        steps = np.stack(leaves).reshape(count, plan.accum, *leaves[0].shape)
-        return _padded(steps, plan.steps_per_call)
 
-    return jax.tree.map(stack, *group)
+def _repeat_last_step(chunk: Any, count: int) -> None:
+    """Steps beyond the count are never taken, so what they hold does not matter."""
+    for stacked in jax.tree.leaves(chunk):
+        stacked[count:] = stacked[count - 1]
 
 
 def _padded(steps: np.ndarray, length: int) -> np.ndarray:

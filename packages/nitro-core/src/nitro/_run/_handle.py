@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,17 +12,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from nitro._experiment import UNSET, Experiment
+from nitro._experiment import UNSET, Experiment, preset_keywords
+from nitro._journal import History, Report, plot_history
+from nitro._logs import Logger
 from nitro._programs import MemoryPlan
+from nitro._progress import Reporter
 from nitro.errors import ConfigError, did_you_mean
 
-from ._binding import binding_report
+from ._best import refuse_restored_best, restore_best
+from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
-from ._history import History
 from ._loop import plan_memory, run_training
 from ._phases import Monitor, Phase, subscribe
-from ._resume import resume_session
-from ._session import Session, make_session
+from ._render import RenderRequest, render
+from ._resume import resume_session, start_session
+from ._session import Session, make_session, release_sources
 from ._setup import set_up
 
 
@@ -52,7 +57,10 @@ class Nitro:
         check_divergence: Whether a non-finite loss stops the run; default True.
         steps_per_call: How many optimizer steps one call of the compiled program takes
             at most; default None: chosen from the program, the platform and the batches.
-        progress: Whether to draw a progress bar; default None: on terminals.
+        progress: What shows how far training is. Default None: a bar on a terminal, one
+            updating line in a notebook, elsewhere a plain line for each epoch, at most one a
+            second. True draws the bar where `CI` is set, too; False shows nothing; or a
+            `Reporter`.
         compile_options: XLA flags for every program of the handle, not for exports.
         max_constant_bytes: How many bytes of captured arrays a program may hold, exports
             too; default 1 MiB; None for any.
@@ -61,10 +69,21 @@ class Nitro:
         memory_limit_bytes: The memory that the plan is checked against; default None:
             what the device says, the host's RAM on the CPU.
         data: The splits to use instead of `build_data`'s; `{}` for serving and export.
-        resume: A record to go on from exactly, as `checkpoint` names one; "auto" takes the
-            newest in `run_dir`, and starts anew where there is none.
+        resume: A record to go on from exactly, as `checkpoint` names one, but a run's
+            directory means its newest; "auto" takes the newest in `run_dir`, and starts anew
+            where there is none. The newest record of a run in `run_dir` goes on as that run,
+            any other one branches off as a new run.
+        allow_code_change: Whether `resume` goes on, with a warning, after a change of the
+            code that is traced, of the model's settings or of the optimizer's.
         checkpoint: A record to take weights from: a run's directory, with or without
-            `@best` or `@latest` behind it, or a record's directory.
+            `#<run id>` and `@best` or `@latest` behind it, or a record's directory. Without
+            either it is the best record.
+        weights: Weights to start from: another handle, a module, or a mapping of arrays by
+            dotted name or nested; or what `checkpoint` takes. Copied, in the model's dtypes.
+        restore_optimizer: Whether the record of `checkpoint` gives its optimizer state, too.
+        restore_best: Whether `train` ends with the weights of this run's best record.
+        w0: What decay toward `"init"` means: the weights as `"build_model"` makes them, the
+            `"weights"` that training starts from, or a tree of arrays.
 
     Raises:
         ExperimentError: A class that lacks a hook, or declares one wrongly.
@@ -90,28 +109,66 @@ class Nitro:
         early_stop: Any = UNSET,
         check_divergence: bool = UNSET,
         steps_per_call: int | None = UNSET,
-        progress: bool | None = UNSET,
+        progress: Reporter | bool | None = UNSET,
         compile_options: Mapping[str, Any] | None = None,
         max_constant_bytes: int | None = UNSET,
         slow_compile_s: float = UNSET,
         memory_limit_bytes: int | None = UNSET,
         data: Mapping[str, Any] | None = None,
         resume: str | Path | bool = False,
+        allow_code_change: bool = False,
         checkpoint: str | Path | None = None,
+        weights: Any = None,
+        restore_optimizer: bool = False,
+        restore_best: bool = False,
+        w0: Any = "build_model",
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "experiment")
         }
-        self._session = make_session(set_up(experiment, given))
+        self._open(experiment, given, preset=None)
+
+    def _open(
+        self, experiment: Experiment, given: Mapping[str, Any], *, preset: str | None
+    ) -> None:
+        self._session = make_session(set_up(experiment, given, preset=preset))
         self._session.handle = self
         source = self._session.setup.source
-        if source.record is not None and source.is_resume:
-            resume_session(self._session, source.record)
+        if source.resumed is not None:
+            resume_session(self._session, source.resumed)
+        else:
+            start_session(self._session)
+
+    @classmethod
+    def from_preset(cls, experiment: type[Experiment], preset: str, /, **keywords: Any) -> Self:
+        """Builds a handle on one of the presets of a class, and records its name.
+
+        Args:
+            experiment: The class, whose `presets` declares the preset.
+            preset: The preset's name.
+            keywords: Options of the handle, and field values that beat the preset's. A
+                name that is both is the handle's.
+
+        Raises:
+            ConfigError: No such preset; a name that is neither; or `data`, which belongs to
+                an experiment that is there already.
+        """
+        parameters = inspect.signature(Nitro.__init__).parameters.values()
+        defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        options, values = preset_keywords(experiment, preset, keywords, defaults)
+        run = cls.__new__(cls)
+        run._open(experiment.from_preset(preset, **values), {**defaults, **options}, preset=preset)
+        return run
 
     @property
     def experiment(self) -> Experiment:
-        """The declaration that the handle was built with."""
+        """The declaration that the handle was built with, and the values derived for it."""
         return self._session.setup.experiment
+
+    @property
+    def preset(self) -> str | None:
+        """The preset that the handle was built from, if it was."""
+        return self._session.setup.preset
 
     @property
     def run_dir(self) -> Path:
@@ -152,9 +209,9 @@ class Nitro:
         return layout.merge(layout.eval, params, model_state)
 
     @property
-    def binding(self) -> str:
+    def binding(self) -> Report:
         """The binding report: options with their sources, splits, hooks, the memory plan."""
-        return binding_report(self._session.setup, self._session.memory)
+        return binding_report(self._session)
 
     def train(self) -> Self:
         """Trains to `max_epochs`, then returns the handle; nothing where it is there already.
@@ -171,8 +228,11 @@ class Nitro:
             )
         session = self._session
         with session.verb():
-            if self.epoch < session.setup.options.max_epochs:
+            refuse_restored_best(session)
+            if self.epoch < session.setup.options.max_epochs and not session.has_ended:
                 run_training(session)
+                if session.setup.restores_best:
+                    restore_best(session)
         return self
 
     def request_stop(self) -> None:
@@ -197,8 +257,9 @@ class Nitro:
         if session.phase is Phase.TRAINING:
             session.record_requested = True
         else:
+            session.open()
             session.save_record(None, session.stop_reason)
-            session.records.wait()
+            session.close()
 
     def on_phase(self, callback: Monitor) -> Callable[[], None]:
         """Has `callback` called with a `PhaseEvent` at each change of phase.
@@ -278,8 +339,12 @@ class Nitro:
         return self._session.memory
 
     def close(self) -> None:
-        """Waits for the last record and ends background threads; may be called again."""
+        """Waits for the last record and ends background threads; may be called again.
+
+        Splits that `build_data` made, and that have a method `release()`, are released.
+        """
         self._session.close()
+        release_sources(self._session)
 
     def __enter__(self) -> Self:
         return self
@@ -291,6 +356,85 @@ class Nitro:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def summary(self) -> Report:
+        """Where the run stands, then the binding report; text that a notebook shows as HTML."""
+        return summary_report(self._session, repr(self))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()  # pyright: ignore[reportPrivateUsage] - Jupyter's name for it
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draws the history, one panel for each curve, with the best epoch marked.
+
+        Args:
+            path: Where to save it; the suffix says the format. None saves nothing.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which a notebook shows.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+            ConfigError: No epoch has finished.
+        """
+        title = f"{self._session.setup.owner} ({self.run_dir})"
+        return plot_history(self.history, title=title, path=path)
+
+    def render(
+        self,
+        split: str = "val",
+        *,
+        batch: Any = None,
+        predictions: bool = True,
+        worst: int | None = None,
+        batches: int | None = 1,
+        limit: int | None = 32,
+        out_dir: str | Path | None = None,
+        tag: str | None = None,
+    ) -> list[Path]:
+        """Draws samples with the experiment's `visualize`, and saves the figures.
+
+        Args:
+            split: The split to draw from.
+            batch: A batch to draw instead: a mapping of fields.
+            predictions: Whether `visualize` gets the outputs for its sample; else None, and
+                nothing compiles.
+            worst: Draw only so many samples, those with the highest loss, worst first.
+            batches: How many batches to look at; None for the whole split.
+            limit: The most figures to draw; None for any number.
+            out_dir: Where to save them; None means `viz` in the run's directory.
+            tag: What the files' names start with; None means the split's name. The sample's
+                index in what was looked at follows.
+
+        Returns:
+            The paths of the figures, in the order drawn.
+
+        Raises:
+            ExperimentError: There is no `visualize`, or nothing that saves what it returns.
+            ConfigError: A number out of its range, or no such split.
+            DataError: The data lacks a field that a hook wants.
+        """
+        request = RenderRequest(
+            split=split,
+            batch=batch,
+            predictions=predictions,
+            worst=worst,
+            batches=batches,
+            limit=limit,
+            out_dir=self.run_dir / "viz" if out_dir is None else Path(out_dir),
+            tag=tag or ("batch" if batch is not None else split),
+        )
+        with self._session.verb():
+            return render(self._session, request)
+
+    def note(self, text: str) -> None:
+        """Shows a few words beside the progress, until the next phase."""
+        self._session.reporter.note(text)
+
+    @property
+    def logger(self) -> Logger:
+        """The logger, bound to the run: monitors may log through it."""
+        return self._session.setup.logger
 
     def __repr__(self) -> str:
         num_params = sum(p.size for p in self._session.state.params.values())

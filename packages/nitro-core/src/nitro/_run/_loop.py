@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import jax
 
-from nitro._metrics import flat_scalars
+from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
 from nitro.errors import DivergenceError, NitroWarning
 
+from ._binding import binding_report
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
 from ._phases import Phase
@@ -31,20 +34,57 @@ def run_training(session: Session) -> None:
     session.stop_requested = False
     session.stop_reason = None
     logger = session.setup.logger
+    session.open()
+    session.new_reporter()
+    session.journal.begin(session)
     with session.in_phase(Phase.TRAINING, then=Phase.DONE):
         try:
-            logger.params(session.logged_params())
+            _begin_log(session)
             with stop_on_signals(session.request_stop):
                 session.stop_reason = _run_epochs(session)
-            session.wait_for_record()
-        except BaseException:
-            session.stop_reason = "error"
-            logger.finish("error")
-            raise
-        finally:
-            session.reporter.end()
             session.close()
+        except BaseException as error:
+            session.stop_reason = "error"
+            _end_after_error(session, error)
+            raise
+    session.reporter.end()
+    session.journal.end(session)
     logger.finish("completed" if session.stop_reason == "completed" else "early_stop")
+
+
+def _begin_log(session: Session) -> None:
+    """Logs the configuration; a log that goes on is told of changes only."""
+    logger = session.setup.logger
+    if session.reattach_to is not None:
+        set_aside = getattr(logger, "set_aside", None)
+        if session.cuts_other_run and set_aside is not None:
+            set_aside()
+        logger.reattach(session.reattach_to)
+        session.reattach_to = None
+    declared = session.declared_params()
+    if declared != session.told_params:
+        logger.params(session.logged_params())
+        logger.other("binding", str(binding_report(session)))
+        session.told_params = declared
+
+
+def _end_after_error(session: Session, error: BaseException) -> None:
+    """Ends what is open; what fails on the way is a warning, and `error` stays the error."""
+    steps: dict[str, Callable[[], None]] = {
+        "the progress reporter": session.reporter.end,
+        "the records": session.close,
+        "the run's file": lambda: session.journal.end(session, error),
+        "the logger": lambda: session.setup.logger.finish("error"),
+    }
+    for what, end in steps.items():
+        try:
+            end()
+        except Exception as second:  # noqa: BLE001 - it must not hide why the run failed
+            warnings.warn(
+                f"Training failed; then ending {what} raised {type(second).__name__}: {second}",
+                NitroWarning,
+                stacklevel=3,
+            )
 
 
 def _run_epochs(session: Session) -> StopReason:
@@ -55,16 +95,17 @@ def _run_epochs(session: Session) -> StopReason:
     """
     setup = session.setup
     assert setup.optimizer is not None
+    per_epoch = len(setup.splits["train"]) // setup.options.accum
+    session.reporter.begin(
+        total_steps=setup.options.max_epochs * per_epoch,
+        done_steps=session.step,
+        max_epochs=setup.options.max_epochs,
+    )
     with session.in_phase(Phase.COMPILING):
         steps = StepRunner(session, setup.optimizer)
         session.evaluator.warm_up(session.state, session.device)
         session.memory = steps.memory_plan()
         check_memory_plan(session.memory, setup.owner)
-    session.reporter.begin(
-        total_steps=setup.options.max_epochs * steps.per_epoch,
-        done_steps=session.step,
-        max_epochs=setup.options.max_epochs,
-    )
     leaks = LeakWatch()
     while session.epoch < setup.options.max_epochs:
         if not _train_epoch(session, steps):
@@ -90,16 +131,22 @@ def plan_memory(session: Session) -> MemoryPlan:
 
 def _train_epoch(session: Session, steps: StepRunner) -> bool:
     """Takes the rest of the epoch's steps; False if a request cut it short."""
+    # Closed even while an exception holds on to this frame, so that no thread outlives it.
+    with closing(steps.run_epoch()) as calls:
+        return _take_calls(session, steps, calls)
+
+
+def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> bool:
     pending: Call | None = None
     every = session.setup.options.checkpoint_every_steps
-    for call in steps.run_epoch():
+    for call in calls:
         # Scalars are read one call late, so that the device never waits for the host.
         if pending is not None:
-            _report(session, pending)
+            _report(session, pending, steps)
         pending = call
         at_boundary = every is not None and session.step % every == 0
         if session.stop_requested or session.record_requested or at_boundary:
-            _report(session, pending)
+            _report(session, pending, steps)
             pending = None
             at_end = session.steps_in_epoch == steps.per_epoch
             if session.stop_requested and not at_end:
@@ -107,11 +154,11 @@ def _train_epoch(session: Session, steps: StepRunner) -> bool:
             if not at_end:
                 _save(session, None, None)
     if pending is not None:
-        _report(session, pending)
+        _report(session, pending, steps)
     return True
 
 
-def _report(session: Session, call: Call) -> None:
+def _report(session: Session, call: Call, steps: StepRunner) -> None:
     """Logs the steps of one call and adds up their losses."""
     host = {n: v[: call.count].tolist() for n, v in jax.device_get(call.scalars).items()}
     epoch = session.epoch + 1
@@ -120,9 +167,17 @@ def _report(session: Session, call: Call) -> None:
         step = call.first + index
         values = {name: column[index] for name, column in host.items()}
         _check_loss(session, values["loss"], step=step, epoch=epoch)
-        log(_finite(values), context="train", step=step, epoch=epoch)
+        log(_finite(session, values, "train", step), context="train", step=step, epoch=epoch)
         session.epoch_loss.add(values["loss"])
-    session.reporter.advance(step=call.first + call.count - 1, epoch=epoch, loss=host["loss"][-1])
+    loss: float = host["loss"][-1]
+    session.last_loss = loss
+    session.reporter.advance(
+        step=call.first + call.count - 1,
+        epoch=epoch,
+        loss=loss,
+        data_wait_frac=steps.data_wait_share(),
+    )
+    session.journal.update(session)
 
 
 def _check_loss(session: Session, loss: float, *, step: int, epoch: int) -> None:
@@ -140,8 +195,8 @@ def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
     session.epoch += 1
     session.steps_in_epoch = 0
     _report_data_wait(session, *steps.take_data_wait())
-    metrics = _validate(session)
-    row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss, **(metrics or {})}
+    validated, metrics = _validate(session)
+    row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss, **validated}
     session.history.append(row)
     session.reporter.epoch_end(epoch=session.epoch, metrics={"loss": mean_loss, **(metrics or {})})
     return metrics
@@ -162,17 +217,36 @@ def _report_data_wait(session: Session, waited_s: float, share: float) -> None:
         )
 
 
-def _validate(session: Session) -> dict[str, float] | None:
+def _validate(session: Session) -> tuple[dict[str, Any], dict[str, float] | None]:
+    """All metrics by flat name, for the history; and the scalars, if there is a split."""
     if "val" not in session.setup.splits:
-        return None
-    scalars = flat_scalars(session.evaluate("val"))
-    log = session.setup.logger.metrics
-    log(_finite(scalars), context="val", step=session.step, epoch=session.epoch)
-    return scalars
+        return {}, None
+    metrics = session.evaluate("val")
+    scalars = flat_scalars(metrics)
+    finite = _finite(session, scalars, "val", session.step)
+    session.setup.logger.metrics(finite, context="val", step=session.step, epoch=session.epoch)
+    return {**flat_arrays(metrics), **scalars}, scalars
 
 
-def _finite(values: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if math.isfinite(value)}
+def _finite(
+    session: Session, values: dict[str, float], context: str, step: int
+) -> dict[str, float]:
+    """The values that a log can hold; tells once of each name that it cannot."""
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    # One that steers the run is about to stop it, with an error that says why.
+    steering = {
+        getattr(s, "metric", None) for s in (session.setup.checkpointer, session.setup.stopper)
+    }
+    silent = session.told_non_finite[context] | (steering if context == "val" else set())
+    for name in sorted(values.keys() - finite.keys() - silent):
+        session.told_non_finite[context].add(name)
+        warnings.warn(
+            f"The metric `{name}` of `{context}` is {values[name]} at step {step}.\n"
+            "  Values that are not finite are left out of the log; nothing steers by this one.",
+            NitroWarning,
+            stacklevel=2,
+        )
+    return finite
 
 
 def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReason | None:
@@ -189,6 +263,14 @@ def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReas
 def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:
     session.record_requested = False
     if session.records is None:
+        return
+    if session.steps_in_epoch and not session.setup.moves_in_epoch:
+        warnings.warn(
+            f"No record of step {session.step}: the training source cannot go on inside an epoch. "
+            f"A run that is resumed repeats epoch {session.epoch + 1} from its start.",
+            NitroWarning,
+            stacklevel=2,
+        )
         return
     with session.in_phase(Phase.CHECKPOINTING):
         session.save_record(metrics, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Generator, Iterator
@@ -26,7 +27,7 @@ def prefetched(items: Iterator[T], *, depth: int = DEPTH) -> Generator[T]:
     """Yields the items in order while a thread produces up to `depth` of them ahead.
 
     The producer's exception is raised here, with its own traceback. Closing the
-    generator ends the thread, which finishes the item that it is at.
+    generator ends the thread, which finishes the item that it is at and closes `items`.
     """
     ready: queue.Queue[Any] = queue.Queue(depth)
     closing = threading.Event()
@@ -53,6 +54,12 @@ def _produce(items: Iterator[Any], ready: queue.Queue[Any], closing: threading.E
     # Whatever the loader raises belongs to the consumer.
     except BaseException as raised:  # noqa: BLE001
         error = raised
+    finally:
+        # Here rather than by the collector: a loader's own workers end with its iterator.
+        close = getattr(items, "close", None)
+        if close is not None:
+            with contextlib.suppress(Exception):  # it must not hide why the run ended
+                close()
     _put(ready, _End(error), closing)
 
 

@@ -1,4 +1,4 @@
-"""Reads a record for a handle that is being built, and refuses what does not fit."""
+"""Where a handle's weights come from, and what is read from there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 
-from nitro._checkpoint import Record, open_record, read_index
-from nitro._experiment import Experiment, Residency, field_names
+from nitro._checkpoint import Record, newest, open_record, read_index
 from nitro._logs import plain
-from nitro._trees import describe_array, named_leaves
-from nitro.errors import CheckpointError, ConfigError, NitroWarning
+from nitro._trees import Flat, describe_array, named_leaves
+from nitro.errors import ConfigError, NitroWarning
+
+from ._weights import Weights, read_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,75 +23,119 @@ class Source:
     """Where a handle's weights come from.
 
     Attributes:
-        record: The record, or None for what `build_model` made.
+        record: The record, or None.
         is_resume: Whether to go on exactly, or to take weights only.
+        weights: The weights that were handed over, or None.
+        run: The id of the run that goes on; None for a run of its own.
+        parent: The record that a new run branches from, as "<run>/<name>".
+        starts_over: Whether it should have gone on, and there was no record yet.
     """
 
-    record: Record | None
-    is_resume: bool
+    record: Record | None = None
+    is_resume: bool = False
+    weights: Weights | None = None
+    run: str | None = None
+    parent: str | None = None
+    starts_over: bool = False
 
     @property
     def display(self) -> str:
         """In words, for the binding report."""
+        if self.weights is not None:
+            return self.weights.display
         if self.record is None:
             return "built by `build_model`"
-        return f"{'resumed' if self.is_resume else 'restored'} from {self.record.path}"
+        verb = "resumed" if self.is_resume else "restored"
+        where = f"{verb} from {self.record.path}"
+        if not self.is_resume:
+            return where
+        branch = "" if self.parent is None else f", as a branch of {self.parent}"
+        return f"{where}, epoch {self.record.entry.epoch}, step {self.record.entry.step}{branch}"
+
+    @property
+    def resumed(self) -> Record | None:
+        """The record, if the handle goes on from it exactly."""
+        return self.record if self.is_resume else None
+
+    def load(self, params: Flat, model_state: Flat) -> tuple[Flat, Flat]:
+        """The weights and the model state to start from.
+
+        Args:
+            params: The weights as `build_model` made them.
+            model_state: The model's other variables, likewise.
+
+        Raises:
+            CheckpointError: A record that does not fit, or is damaged.
+            ConfigError: Handed-over weights that do not fit.
+        """
+        if self.weights is not None:
+            return self.weights.fitted(params, model_state)
+        if self.record is None:
+            return params, model_state
+        converts = not self.is_resume
+        return (
+            self.record.read("params", params, converts=converts),
+            self.record.read("model_state", model_state, converts=converts),
+        )
 
 
-def find_source(*, resume: Any, checkpoint: Any, run_dir: Path) -> Source:
-    """The record that `resume` or `checkpoint` names.
+def find_source(*, given: Mapping[str, Any], run_dir: Path) -> Source:
+    """What `resume`, `checkpoint` or `weights` names.
 
     Raises:
-        ConfigError: Both are given, or a value of the wrong type.
+        ConfigError: More than one of them is given, or a value of the wrong type.
         CheckpointError: No such record.
     """
-    if resume in (False, None):
-        return Source(record=checkpoint and open_record(checkpoint), is_resume=False)
+    resume, checkpoint, weights = given["resume"], given["checkpoint"], given["weights"]
+    _check_one_source(resume, checkpoint, weights)
+    if isinstance(weights, str | Path):
+        checkpoint, weights = weights, None
     if checkpoint is not None:
+        return Source(record=open_record(checkpoint, run_dir=run_dir))
+    if weights is not None:
+        return Source(weights=read_weights(weights))
+    if resume in (False, None):
+        return Source()
+    return _resumed(resume, run_dir)
+
+
+def _check_one_source(resume: Any, checkpoint: Any, weights: Any) -> None:
+    values = {"resume": resume, "checkpoint": checkpoint, "weights": weights}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    if len(given) > 1:
         raise ConfigError(
-            f"Both `resume={resume!r}` and `checkpoint={checkpoint!r}` are given.",
+            f"Both `{given[0]}` and `{given[1]}` are given.",
             expected="one source for the weights",
-            fix="`resume` goes on exactly; `checkpoint` takes weights only",
+            fix="`resume` goes on exactly; `checkpoint` and `weights` take weights only",
         )
-    if not isinstance(resume, str | Path):
+    if resume not in (False, None) and not isinstance(resume, str | Path):
         raise ConfigError(
             f"`resume` is {resume!r}.", expected='"auto", or a record as `checkpoint` names it'
         )
-    if resume != "auto":
-        return Source(record=open_record(resume), is_resume=True)
-    if not read_index(run_dir / "checkpoints"):
-        warnings.warn(
-            f'`resume="auto"` found no record in `{run_dir}`; the run starts anew.',
-            NitroWarning,
-            stacklevel=5,
-        )
-        return Source(record=None, is_resume=False)
-    return Source(record=open_record(f"{run_dir}@latest"), is_resume=True)
 
 
-def check_config(record: Record, experiment: Experiment) -> None:
-    """Refuses a record of an experiment with other structural values.
-
-    Raises:
-        CheckpointError: Lists every changed, added and removed GraphConst field.
-    """
-    saved = {name: record.meta["config"].get(name) for name in record.meta["graph_const"]}
-    names = field_names(experiment, Residency.GRAPH_CONST)
-    now = {name: loggable(getattr(experiment, name)) for name in names}
-    lines = [
-        f"{name}: {_shown(saved, name)} in the record, {_shown(now, name)} now"
-        for name in sorted(saved.keys() | now.keys())
-        if plain(saved.get(name)) != plain(now.get(name))
-    ]
-    if lines:
-        owner = type(experiment).__name__
-        raise CheckpointError(
-            f"The record `{record.path}` was trained with other GraphConst values: "
-            + "; ".join(lines)
-            + ".",
-            expected="the same structure: these values decide the program and the weights",
-            fix=f"build `{owner}(...)` with the record's values, or train anew",
-        )
+def _resumed(resume: str | Path, run_dir: Path) -> Source:
+    directory = run_dir.absolute() / "checkpoints"
+    if resume == "auto":
+        if not read_index(directory):
+            warnings.warn(
+                f'`resume="auto"` found no record in `{run_dir}`; the run starts anew.',
+                NitroWarning,
+                stacklevel=7,
+            )
+            return Source(starts_over=True)
+        resume = run_dir
+    record = open_record(resume, default="latest", run_dir=run_dir)
+    entry = record.entry
+    own = [e for e in read_index(directory) if e.run == entry.run]
+    # An older record of the run, or of another directory: what came after it stays.
+    goes_on = record.path.parent == directory and own and newest(own).name == entry.name
+    return Source(
+        record=record,
+        is_resume=True,
+        run=entry.run if goes_on else None,
+        parent=entry.parent if goes_on else f"{entry.run}/{entry.name}",
+    )
 
 
 def read_opt_state(record: Record, template: Any) -> Any:
@@ -111,13 +156,9 @@ def check_resumed_seed(record: Record, seed: int, source: str) -> int:
         warnings.warn(
             f"`seed={seed}` is not used: the resumed run has the seed {saved}.",
             NitroWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return saved
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "absent"
 
 
 def loggable(value: Any) -> Any:

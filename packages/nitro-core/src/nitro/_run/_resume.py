@@ -2,56 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from typing import Any
 
-from nitro._checkpoint import Record
-from nitro.errors import CheckpointError
+import jax
 
+from nitro._checkpoint import Record, read_index
+from nitro._logs import JSONLinesLogger
+from nitro._trees import dotted, named_leaves
+from nitro.errors import NitroWarning
+
+from ._record_meta import declared_digests, decoded_state, pace
+from ._refusals import report_horizon
 from ._session import Session
 
 
 def resume_session(session: Session, record: Record) -> None:
     """Moves a session to where a record was written: counts, history, stopper, log.
 
+    The log itself is cut when training begins: a handle that only looks changes no file.
+
     Raises:
-        CheckpointError: The record's logger is of another kind, or the source cannot go
-            on from the middle of an epoch.
+        CheckpointError: The record stands inside an epoch that is another one now.
     """
-    meta = record.meta
-    _check_logger(session, record)
-    _check_position(session, meta)
+    meta, setup = record.meta, session.setup
+    setup.notes += report_horizon(record, setup.optimizer, pace(setup))
     session.step, session.epoch = meta["step"], meta["epoch"]
     session.steps_in_epoch = meta["steps_in_epoch"]
-    session.loader_state = meta["loader_state"]
+    session.loader_state = decoded_state(meta["loader_state"])
     session.epoch_loss.set_state(meta["epoch_loss"])
     session.history.rows = [dict(row) for row in meta["history"]]
-    set_state = getattr(session.setup.stopper, "set_state", None)
+    set_state = getattr(setup.stopper, "set_state", None)
     if set_state is not None and meta["stopper"] is not None:
         set_state(meta["stopper"])
-    if meta["logger"]["state"] is not None:
-        session.setup.logger.reattach(meta["logger"]["state"])
+    _restore_device_fields(session, record)
+    session.reattach_to = meta["logger"]["state"]
+    session.cuts_other_run = setup.source.run is None
+    session.told_params = meta["params"]
+    _warn_if_ended(session, record)
 
 
-def _check_logger(session: Session, record: Record) -> None:
-    saved, now = record.meta["logger"], type(session.setup.logger).__name__
-    if saved["state"] is not None and saved["type"] != now:
-        raise CheckpointError(
-            f"The record `{record.path}` was logged by {saved['type']}, this handle logs by {now}.",
-            expected="the same kind of logger, which goes on where the record was written",
-            fix=f"pass a {saved['type']}, or take the weights only: "
-            f'`Nitro(..., checkpoint="{record.path}")`',
-        )
-
-
-def _check_position(session: Session, meta: Mapping[str, Any]) -> None:
-    source = session.setup.splits.get("train")
-    if not meta["steps_in_epoch"] or meta["loader_state"] is not None:
+def start_session(session: Session) -> None:
+    """Prepares a run of its own, and tells of the records of others beside it."""
+    if session.setup.source.starts_over and isinstance(session.setup.logger, JSONLinesLogger):
+        # What is logged there was killed before its first record.
+        session.reattach_to, session.cuts_other_run = {"bytes": 0}, True
+    if session.records is None:
         return
-    if not hasattr(source, "batches"):
-        raise CheckpointError(
-            f"The record was written in the middle of epoch {meta['epoch'] + 1}, and the training "
-            f"source {type(source).__name__} cannot say or take a position.",
-            expected="an ArrayLoader, a Grain dataset, or a loader with `get_state`/`set_state`",
-            fix="resume from a record at the end of an epoch, or give the loader both methods",
+    others = [e for e in read_index(session.records.directory) if e.run != session.records.run]
+    if others:
+        runs = len({entry.run for entry in others})
+        session.setup.notes.append(
+            f"run {session.records.run} is new beside {len(others)} records of {runs} earlier "
+            "runs in this directory, which stay"
         )
+
+
+def _restore_device_fields(session: Session, record: Record) -> None:
+    """Takes each Device field's value from the record, unless its declaration has changed."""
+    saved, now = record.meta["declared"], declared_digests(session.setup)
+    same = {name: session.device[name] for name in now if saved.get(name) == now[name]}
+    moved = sorted(name for name in now if name not in same)
+    arrays = record.read("device", named_leaves(same), is_part=True)
+    restored: Any = jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], same)
+    optimizer = session.setup.optimizer
+    session.device = {**session.device, **restored}
+    if optimizer is not None:
+        session.device = optimizer.device_at(session.device, session.step)
+    if moved:
+        session.setup.notes.append(
+            "Device fields whose values are not the record's: " + ", ".join(moved)
+        )
+
+
+def _warn_if_ended(session: Session, record: Record) -> None:
+    reason, max_epochs = record.entry.stop_reason, session.setup.options.max_epochs
+    if session.epoch >= max_epochs:
+        fix = f"pass a `max_epochs` above {session.epoch} to train on"
+    elif reason == "early_stop" and session.setup.stopper is not None:
+        session.has_ended = True
+        fix = "pass `early_stop=None` to train on"
+    else:
+        return
+    warnings.warn(
+        f"The resumed run has ended: epoch {session.epoch} of max_epochs={max_epochs}"
+        + (f" ({reason})" if reason else "")
+        + "; `train` returns at once.\n"
+        f"  fix: {fix}, or take the weights only: `checkpoint=`",
+        NitroWarning,
+        stacklevel=5,
+    )

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from nitro._checkpoint import RecordWriter
-from nitro._experiment import Residency, resolve_options
+import jax
+import numpy as np
+
+from nitro._checkpoint import DirectoryLock, RecordEntry, RecordWriter
+from nitro._experiment import field_values, resolve_options
+from nitro._journal import History
 from nitro._logs import plain
 from nitro._programs import MemoryPlan
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat
-from nitro._version import __version__
-from nitro.errors import DriftWarning
+from nitro.errors import DriftWarning, NitroWarning
 
 from ._evaluate import Evaluator
-from ._history import History
+from ._journaling import RunJournal, SilentJournal, make_journal
 from ._phases import Monitors, Phase, PhaseEvent
+from ._record_meta import fixed_meta, record_items, record_meta
 from ._restore import loggable
 from ._setup import Setup
 
@@ -62,7 +69,9 @@ class Session:
         device: The Device fields now, on the device.
         evaluator: Runs the forward program.
         reporter: Shows progress.
+        journal: Keeps `run.json` up to date.
         records: Writes records, or None.
+        lock: Keeps other runs out of the directory while this one writes.
         step: Finished optimizer steps.
         epoch: Finished epochs.
         phase: What the handle is doing.
@@ -74,6 +83,12 @@ class Session:
         stop_requested: Whether somebody asked for a graceful stop.
         stop_reason: Why training ended, once it has.
         record_requested: Whether somebody asked for a record.
+        last_loss: The loss of the last step that was read.
+        reattach_to: What the logger goes on from once training begins, after a resume.
+        cuts_other_run: Whether that cuts off lines that this run did not write.
+        told_params: The configuration that the log holds already, after a resume.
+        has_ended: Whether the resumed run was over.
+        restored_best: The record whose weights replaced the trained ones, or None.
         monitors: Who is told of phases.
         handle: The handle, for those who are told.
     """
@@ -83,7 +98,9 @@ class Session:
     device: Flat
     evaluator: Evaluator
     reporter: Reporter
+    journal: RunJournal
     records: RecordWriter | None
+    lock: DirectoryLock
     step: int = 0
     epoch: int = 0
     phase: Phase = Phase.READY
@@ -95,7 +112,17 @@ class Session:
     stop_requested: bool = False
     stop_reason: str | None = None
     record_requested: bool = False
+    has_released: bool = False
     told_slow_data: bool = False
+    told_non_finite: defaultdict[str, set[str]] = field(
+        default_factory=lambda: defaultdict(set[str])
+    )
+    last_loss: float | None = None
+    reattach_to: Any = None
+    cuts_other_run: bool = False
+    told_params: dict[str, Any] | None = None
+    has_ended: bool = False
+    restored_best: RecordEntry | None = None
     monitors: Monitors = field(default_factory=Monitors)
     handle: Any = None
     _in_verb: bool = False
@@ -117,9 +144,14 @@ class Session:
         if self.phase is phase:
             self.enter(then or before)
 
+    def new_reporter(self) -> None:
+        """Takes a fresh reporter, so that progress goes where the output goes now."""
+        self.reporter = make_reporter(progress=self.setup.options.progress)
+
     def enter(self, phase: Phase, metrics: Mapping[str, Any] | None = None) -> None:
         """Moves to a phase and tells the monitors."""
         before, self.phase = self.phase, phase
+        self.reporter.phase(phase.value)
         self._publish(phase, before, metrics)
 
     @contextmanager
@@ -188,61 +220,97 @@ class Session:
 
     def config(self) -> dict[str, Any]:
         """The experiment's fields as JSON values; arrays by dtype and shape."""
-        experiment = self.setup.experiment
-        return {name: loggable(getattr(experiment, name)) for name in experiment.fields()}
+        values = field_values(self.setup.experiment)
+        return {name: loggable(value) for name, value in values.items()}
 
     def logged_params(self) -> dict[str, Any]:
         """The fields and the run options, as the logger gets them."""
+        return {**self.declared_params(), **self.device_config()}
+
+    def declared_params(self) -> dict[str, Any]:
+        """The same, with the Device fields as they were declared."""
         options = self.setup.options
         run = {name: plain(getattr(options, name)) for name in options.sources}
-        return {**self.config(), **run}
+        preset = {} if self.setup.preset is None else {"preset": self.setup.preset}
+        return {**self.config(), **run, **preset}
+
+    def device_config(self) -> dict[str, Any]:
+        """The Device fields as they are now, as JSON values; arrays by dtype and shape."""
+        host = jax.tree.map(_as_written, jax.device_get(self.device))
+        return {name: loggable(value) for name, value in host.items()}
+
+    def best_record(self) -> Path | None:
+        """The directory of the best record of this run that is on disk, if there is one."""
+        return None if self.records is None else self.records.best()
 
     def request_stop(self) -> None:
         """Asks training to stop at the next boundary between calls."""
         self.stop_requested = True
 
-    def wait_for_record(self) -> None:
-        """Waits until the last record is on disk."""
-        if self.records is not None:
-            self.records.wait()
+    def open(self) -> None:
+        """Takes the run's directory for writing, unless the run leaves nothing there.
+
+        Raises:
+            CheckpointError: Another run writes into it, or it cannot be written.
+        """
+        if not isinstance(self.journal, SilentJournal):
+            self.lock.acquire()
 
     def close(self) -> None:
-        """Waits for the last record and ends background threads."""
-        if self.records is not None:
-            self.records.close()
+        """Waits for the last record, ends background threads, and gives the directory up."""
+        try:
+            if self.records is not None:
+                self.records.close()
+        finally:
+            self.lock.release()
 
     def save_record(self, metrics: Mapping[str, float] | None, reason: str | None) -> None:
         """Starts writing a record of this moment, unless the run writes none."""
         if self.records is not None:
             self.records.save(
-                self.state,
+                record_items(self),
                 step=self.step,
                 epoch=self.epoch,
                 metrics=metrics,
-                meta={**self._record_meta(), "metrics": dict(metrics or {}), "stop_reason": reason},
+                stop_reason=reason,
+                meta=record_meta(self, metrics),
             )
 
-    def _record_meta(self) -> dict[str, Any]:
-        """What a record says of its run besides the arrays, as JSON values."""
-        setup = self.setup
-        fields = setup.experiment.fields().values()
-        get_stopper_state = getattr(setup.stopper, "get_state", None)
-        return {
-            "nitro_version": __version__,
-            "experiment": f"{type(setup.experiment).__module__}:{setup.owner}",
-            "config": self.config(),
-            "graph_const": [f.name for f in fields if f.residency is Residency.GRAPH_CONST],
-            "seed": setup.options.seed,
-            "steps_in_epoch": self.steps_in_epoch,
-            "loader_state": self.loader_state,
-            "epoch_loss": self.epoch_loss.get_state(),
-            "history": self.history.rows,
-            "stopper": get_stopper_state() if get_stopper_state else None,
-            "logger": {
-                "type": type(setup.logger).__name__,
-                "state": setup.logger.logger_state(),
-            },
-        }
+    @functools.cached_property
+    def fixed_meta(self) -> dict[str, Any]:
+        """What all records of this session say alike."""
+        return fixed_meta(self)
+
+
+def _as_written(value: Any) -> Any:
+    """A float32 scalar as the shortest number that is it: 0.1, not 0.10000000149."""
+    is_short = np.ndim(value) == 0 and value.dtype in (np.float32, np.float16)
+    return float(str(value)) if is_short else value
+
+
+def release_sources(session: Session) -> None:
+    """Calls `release()`, once, of each split that was built for this handle and has one."""
+    if session.has_released or not session.setup.owns_data:
+        return
+    session.has_released = True
+    for split, source in session.setup.splits.items():
+        release = getattr(source, "release", None)
+        if release is None:
+            continue
+        try:
+            release()
+        except Exception as error:  # noqa: BLE001 - the run is over, and has its results
+            warnings.warn(
+                f"The split `{split}` could not be released: {type(error).__name__}: {error}",
+                NitroWarning,
+                stacklevel=3,
+            )
+
+
+def make_history(setup: Setup) -> History:
+    """An empty history, ranked as records are, else as early stopping watches."""
+    ranks: Any = setup.checkpointer or setup.stopper
+    return History(metric=getattr(ranks, "metric", "val_loss"), mode=getattr(ranks, "mode", "min"))
 
 
 def make_session(setup: Setup) -> Session:
@@ -255,5 +323,10 @@ def make_session(setup: Setup) -> Session:
         device=dict(setup.device),
         evaluator=Evaluator(setup),
         reporter=make_reporter(progress=setup.options.progress),
-        records=None if policy is None else RecordWriter(directory, policy),
+        journal=make_journal(setup),
+        records=None
+        if policy is None
+        else RecordWriter(directory, policy, run=setup.source.run, parent=setup.source.parent),
+        lock=DirectoryLock(setup.options.run_dir),
+        history=make_history(setup),
     )

@@ -21,15 +21,17 @@ from nitro._experiment import (
     UNSET,
     Experiment,
     Residency,
+    Route,
     RunOptions,
-    field_names,
+    field_values,
     has_hook,
     read_routes,
     require_hooks,
     resolve_option,
     resolve_options,
+    resolve_source,
 )
-from nitro._logs import JSONLinesLogger, Logger, checked_logger
+from nitro._logs import JSONLinesLogger, Logger, NullLogger, checked_logger
 from nitro._optim import ManualOptimizers, Optimizer, make_manual_optimizers, make_optimizer
 from nitro._programs import (
     RunPrograms,
@@ -38,13 +40,18 @@ from nitro._programs import (
     run_pure,
     why_not_by_content,
 )
+from nitro._progress import make_reporter
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro.errors import ConfigError, DataError
 
-from ._restore import Source, check_config, check_resumed_seed, find_source, read_opt_state
+from ._derive import derive
+from ._position import check_position
+from ._refusals import check_anchors, check_code, check_config, check_logger
+from ._restore import Source, check_resumed_seed, find_source, read_opt_state
 from ._stopping import Stopper, check_stopper
+from ._weights import anchor_weights
 
 
 @dataclass(kw_only=True)
@@ -65,6 +72,13 @@ class Setup:
         logger: Where metrics go.
         first: The first batch of each split that setup looked at.
         source: Where the weights came from.
+        moves_in_epoch: Whether the training source can go on in the middle of an epoch.
+        w0: What a decay toward "init" means, by parameter; empty for `build_model`'s weights.
+        restores_best: Whether a run ends with the weights of its best record.
+        derived: The field values that `derive` returned, or that came with the weights.
+        preset: The preset that the handle was built from, or None.
+        owns_data: Whether `build_data` made the splits for this handle.
+        sources: Where logger, checkpointer and early stopping came from, as for options.
         notes: Lines of the binding report that belong to no table.
     """
 
@@ -81,7 +95,19 @@ class Setup:
     logger: Logger
     first: dict[str, Batch]
     source: Source
+    moves_in_epoch: bool = True
+    w0: Flat = field(default_factory=dict[str, Any])
+    restores_best: bool = False
+    derived: dict[str, Any] = field(default_factory=dict[str, Any])
+    preset: str | None = None
+    owns_data: bool = False
+    sources: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def logs_nothing(self) -> bool:
+        """Whether the logger is None."""
+        return isinstance(self.logger, NullLogger)
 
     @property
     def owner(self) -> str:
@@ -89,37 +115,47 @@ class Setup:
         return type(self.experiment).__name__
 
 
-def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
+def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = None) -> Setup:
     """Checks the configuration, builds data and model, and restores weights.
 
-    The order is contractual: options, data, structural checks, record, model, weights,
+    The order is contractual: options, data, derived values, record, model, weights,
     routing and batches, checkpointer, optimizer, logger.
     """
     require_hooks(experiment)
     ensure_cache()
     options = resolve_options(experiment, given)
+    make_reporter(progress=options.progress)
     compile_options = checked_compile_options(given["compile_options"])
     _check_structural_content(experiment)
     checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
+    _residency(experiment, "train_metrics")
+    _residency(experiment, "metrics")
     owner = type(experiment).__name__
     routes = read_routes(type(experiment))
-    source = find_source(
-        resume=given["resume"], checkpoint=given["checkpoint"], run_dir=options.run_dir
-    )
-    if source.record is not None:
+    source = find_source(given=given, run_dir=options.run_dir)
+    if source.record is not None and not source.record.meta.get("derived"):
         check_config(source.record, experiment)
     if source.record is not None and source.is_resume:
         seed = check_resumed_seed(source.record, options.seed, options.sources["seed"])
         options = dataclasses.replace(options, seed=seed)
     splits = _build_splits(experiment, options, given["data"])
+    experiment, derived = derive(experiment, splits, source)
+    if derived:
+        _check_structural_content(experiment)
+    if source.record is not None:
+        check_config(source.record, experiment)
     device = place_device_fields(experiment)
     model = experiment.build_model(nnx.Rngs(options.seed))
     layout, params, model_state = split_model(model, hook=f"{owner}.build_model")
-    initial = params
-    if source.record is not None:
-        params = source.record.read("params", params)
-        model_state = source.record.read("model_state", model_state)
-    hooks = TracedHooks(experiment=experiment, layout=layout, routes=routes)
+    built = params
+    params, model_state = source.load(params, model_state)
+    initial = _read_initial(source, given["w0"], built=built, started=params)
+    hooks = TracedHooks(
+        experiment=experiment,
+        layout=layout,
+        routes=routes,
+        has_device_metrics=_residency(experiment, "metrics") == "device" and "metrics" in routes,
+    )
     first = _checked_first_batches(hooks, splits)
     optimizer, opt_state = None, ()
     if "train" in splits:
@@ -140,7 +176,7 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
                 clip=options.gradient_clip_norm,
                 **common,
             )
-    if source.record is not None and source.is_resume and optimizer is not None:
+    if _takes_opt_state(source, given, optimizer) and source.record is not None:
         opt_state = read_opt_state(source.record, opt_state)
     checkpointer = _checked_checkpointer(experiment, given["checkpointer"])
     programs = RunPrograms(
@@ -150,7 +186,17 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
         max_constant_bytes=_or_infinite(options.max_constant_bytes),
         slow_compile_s=options.slow_compile_s,
     )
-    setup = Setup(
+    stopper = _checked_stopper(experiment, splits, given["early_stop"])
+    _warn_near_misses(routes, first)
+    moves_in_epoch, notes = check_position(source, splits, writes_records=checkpointer is not None)
+    if source.resumed is not None and optimizer is not None:
+        check_anchors(source.resumed, optimizer)
+        check_code(source.resumed, programs.step_code(), allow=given["allow_code_change"])
+    # Last: a setup that fails leaves no run behind in whatever the logger writes to.
+    logger = _make_logger(experiment, options, given["logger"])
+    if source.resumed is not None:
+        check_logger(source.resumed, logger)
+    return Setup(
         experiment=experiment,
         options=options,
         splits=splits,
@@ -160,13 +206,72 @@ def set_up(experiment: Any, given: Mapping[str, Any]) -> Setup:
         state=TrainState(params, model_state, opt_state),
         device=device,
         checkpointer=checkpointer,
-        stopper=_checked_stopper(experiment, splits, given["early_stop"]),
-        logger=_make_logger(experiment, options, given["logger"]),
+        stopper=stopper,
+        logger=logger,
         first=first,
         source=source,
+        moves_in_epoch=moves_in_epoch,
+        notes=notes,
+        w0={} if initial is built else _anchored_copy(initial, optimizer),
+        restores_best=_checked_restore_best(given["restore_best"], checkpointer, splits),
+        derived=derived,
+        preset=preset,
+        owns_data=given["data"] is None,
+        sources={
+            name: resolve_source(experiment, name, given[name])
+            for name in ("logger", "checkpointer", "early_stop")
+        },
     )
-    _warn_near_misses(setup)
-    return setup
+
+
+def _read_initial(source: Source, w0: Any, *, built: Flat, started: Flat) -> Flat:
+    """What a decay toward "init" means; a record holds it where it cannot be built again."""
+    if source.resumed is not None and source.resumed.holds("w0"):
+        return source.resumed.read("w0", built)
+    has_source = source.record is not None or source.weights is not None
+    return anchor_weights(w0, built=built, started=started, has_source=has_source)
+
+
+def _anchored_copy(initial: Flat, optimizer: Any) -> Flat:
+    """Copies of the weights, if some group decays toward them: training overwrites its own."""
+    is_used = any(group.anchor == "init" for group in getattr(optimizer, "groups", ()))
+    return {name: np.array(array) for name, array in initial.items()} if is_used else {}
+
+
+def _takes_opt_state(source: Source, given: Mapping[str, Any], optimizer: Any) -> bool:
+    """Whether the optimizer goes on from a record's state.
+
+    Raises:
+        ConfigError: `restore_optimizer` without a record, with `resume`, or without training.
+    """
+    if not given["restore_optimizer"]:
+        return source.is_resume and optimizer is not None
+    if source.record is None or source.is_resume:
+        raise ConfigError(
+            "`restore_optimizer=True`, but "
+            + ("`resume` restores it anyway." if source.is_resume else "no record is given."),
+            expected="`checkpoint=` with a record, whose optimizer state is taken too",
+            fix="pass `checkpoint=`, or leave `restore_optimizer` out",
+        )
+    if optimizer is None:
+        raise ConfigError(
+            "`restore_optimizer=True` on a handle without a split `train`.",
+            expected="a handle that trains: no other one has an optimizer",
+            fix="leave `restore_optimizer` out",
+        )
+    return True
+
+
+def _checked_restore_best(given: Any, checkpointer: Any, splits: Mapping[str, Any]) -> bool:
+    if not isinstance(given, bool):
+        raise ConfigError(f"`restore_best` is {given!r}.", expected="True or False")
+    if given and (checkpointer is None or ("train" in splits and "val" not in splits)):
+        what = "`checkpointer` is None" if checkpointer is None else "there is no split `val`"
+        raise ConfigError(
+            f"`restore_best=True`, but {what}, so no record will have a score.",
+            fix="add what is missing, or leave `restore_best` out",
+        )
+    return given
 
 
 def place_device_fields(experiment: Experiment) -> Flat:
@@ -178,9 +283,9 @@ def place_device_fields(experiment: Experiment) -> Flat:
     return {
         name: jax.tree.map(
             lambda leaf: _placed(experiment, name, leaf),  # noqa: B023 - used at once
-            getattr(experiment, name),
+            value,
         )
-        for name in field_names(experiment, Residency.DEVICE)
+        for name, value in field_values(experiment, Residency.DEVICE).items()
     }
 
 
@@ -202,8 +307,8 @@ def _or_infinite(limit: int | None) -> float:
 
 def _check_structural_content(experiment: Experiment) -> None:
     owner = type(experiment).__name__
-    for name in field_names(experiment, Residency.GRAPH_CONST):
-        obstacle = why_not_by_content(getattr(experiment, name))
+    for name, value in field_values(experiment, Residency.GRAPH_CONST).items():
+        obstacle = why_not_by_content(value)
         if obstacle is not None:
             raise ConfigError(
                 f"The GraphConst field `{owner}.{name}` cannot be compared by content: {obstacle}.",
@@ -234,11 +339,46 @@ def _check_manual(
         )
 
 
+_PLACES = {"host": "NumPy arrays, any library, no program", "device": "compiled, in `jax.numpy`"}
+
+
+def _residency(experiment: Experiment, hook: str) -> str:
+    place: Any = experiment.metrics_residency(hook)
+    where = f'`{type(experiment).__name__}.metrics_residency("{hook}")`'
+    if place not in _PLACES:
+        raise ConfigError(
+            f"{where} is {place!r}.",
+            expected="; or ".join(f'"{name}": {what}' for name, what in _PLACES.items()),
+        )
+    if hook == "train_metrics" and place == "host" and has_hook(experiment, hook):
+        raise ConfigError(
+            f'{where} is "host", and its outputs are only there inside the step program.',
+            expected='"device": it is traced with the loss, and costs no transfer',
+            fix="compute in `metrics` what needs the host: it sees each split once per epoch",
+        )
+    return place
+
+
 def _build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:
     owner = type(experiment).__name__
     hook = "Nitro(data=...)" if data is not None else f"{owner}.build_data"
     splits = checked_splits(experiment.build_data() if data is None else data, hook=hook)
-    return {name: _bound(source, name, options.seed) for name, source in splits.items()}
+    splits = {name: _bound(source, name, options.seed) for name, source in splits.items()}
+    if "train" in splits:
+        _check_accum(len(splits["train"]), options.accum)
+    return splits
+
+
+def _check_accum(count: int, accum: int) -> None:
+    """Refuses an epoch whose last step would lack micro-batches."""
+    rest = count % accum
+    if rest:
+        near = [number for number in (count - rest, count - rest + accum) if number]
+        raise DataError(
+            f"The split `train` has {count} batches, which `accum={accum}` does not divide.",
+            expected=f"{' or '.join(map(str, near))} batches: a step never crosses an epoch's end",
+            fix="change the batch size or `accum`, or leave samples out",
+        )
 
 
 def _bound(source: Any, split: str, seed: int) -> Any:
@@ -279,7 +419,10 @@ def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
     """The batch fields that a training step takes to the device, sorted."""
     if "train_step" in hooks.routes:
         return hooks.routes["train_step"].names(batch)
-    return traced_names(hooks, batch, with_loss=True)
+    names = set(traced_names(hooks, batch, with_loss=True))
+    if "train_metrics" in hooks.routes:
+        names.update(hooks.routes["train_metrics"].names(batch))
+    return tuple(sorted(names))
 
 
 def needs_loss(hooks: TracedHooks) -> bool:
@@ -318,14 +461,14 @@ def _make_logger(experiment: Experiment, options: RunOptions, given: Any) -> Log
     return checked_logger(JSONLinesLogger() if logger is UNSET else logger, options.run_dir)
 
 
-def _warn_near_misses(setup: Setup) -> None:
-    batch = next(iter(setup.first.values()), None)
+def _warn_near_misses(routes: Mapping[str, Route], first: Mapping[str, Batch]) -> None:
+    batch = next(iter(first.values()), None)
     if batch is None:
         return
-    for route in setup.hooks.routes.values():
+    for route in routes.values():
         for keyword, close in route.near_misses(batch):
             warnings.warn(
                 f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
                 f"takes its default; did you mean `{close}`?",
-                stacklevel=4,
+                stacklevel=5,
             )

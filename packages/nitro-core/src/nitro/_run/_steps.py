@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from ._session import Session
 from ._setup import train_names
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True)
+class Call:
     """One call of the step program that was started.
 
     Attributes:
@@ -39,17 +41,17 @@ class StepRunner:
         source, first = setup.splits["train"], setup.first["train"]
         self._session = session
         self._optimizer = optimizer
-        self._feed: Feed = make_feed(
-            source, first, train_names(setup.hooks, first)
-        )
+        self._feed: Feed = make_feed(source, first, train_names(setup.hooks, first))
         self.per_epoch = len(source) // setup.options.accum
         self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
         self._anchors = optimizer.anchors()
         self._plan, self._program = self._choose()
+        # The source moves once, to where the session stands; then each epoch follows the last.
+        self._move_to = session.loader_state
         self._epoch_started: float | None = None
         self._waited_s = 0.0
 
-    def run_epoch(self) -> Iterator[Call]:
+    def run_epoch(self) -> Generator[Call]:
         """Takes the steps of the epoch that the session stands in, from where it stands.
 
         The session's state and counts are moved before each call is yielded.
@@ -60,8 +62,9 @@ class StepRunner:
             first_step=session.steps_in_epoch,
             steps_before=session.step - session.steps_in_epoch,
             every=session.setup.options.checkpoint_every_steps,
-            loader_state=session.loader_state,
+            loader_state=self._move_to,
         )
+        self._move_to = None
         chunks = self._feed.chunks(self._plan, cut)
         try:
             while (fed := self._waited(chunks)) is not None:
@@ -94,6 +97,12 @@ class StepRunner:
         if started is None:
             return 0.0, 0.0
         return waited, waited / max(time.perf_counter() - started, 1e-9)
+
+    def data_wait_share(self) -> float:
+        """The share of the epoch so far that was spent waiting for data, 0 to 1."""
+        if self._epoch_started is None:
+            return 0.0
+        return self._waited_s / max(time.perf_counter() - self._epoch_started, 1e-9)
 
     def memory_plan(self) -> MemoryPlan:
         """What the run will hold, before any of its data is on the device."""

@@ -65,6 +65,12 @@ class EarlyStop:
         self._best: float | None = None
         self._waited = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"EarlyStop(metric={self.metric!r}, mode={self.mode!r}, patience={self.patience}, "
+            f"min_delta={self.min_delta:g})"
+        )
+
     def should_stop(self, epoch: int, metrics: Mapping[str, float]) -> bool:
         """Whether the metric has now gone `patience` epochs without improvement.
 

@@ -3,21 +3,27 @@
 from ._array_loader import ArrayLoader
 from ._batches import (
     Batch,
+    check_same_fields,
     checked_batch,
     checked_splits,
     cut_to_width,
     first_batch,
+    host_fields,
     num_rows,
+    owned_batch,
     routed_fields,
 )
 
 __all__ = [
     "ArrayLoader",
     "Batch",
+    "check_same_fields",
     "checked_batch",
     "checked_splits",
     "cut_to_width",
     "first_batch",
+    "host_fields",
     "num_rows",
+    "owned_batch",
     "routed_fields",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,6 +12,10 @@ from nitro.errors import DataError
 
 Batch = Mapping[str, Any]
 """Batch fields by name: arrays, or trees of arrays, batch axis first."""
+
+
+_LONGEST = 2**40
+"""More batches than any epoch has; sources without an end claim such a length."""
 
 
 def checked_splits(data: Any, *, hook: str) -> dict[str, Any]:
@@ -38,19 +42,41 @@ def _check_source(split: Any, source: Any) -> None:
             f"The split `{split}` is {type(source).__name__}, which has no length or cannot be "
             "iterated.",
             expected="a sized iterable of batches: an ArrayLoader, a list of dicts, a DataLoader",
-            fix="give it a `__len__` that counts its batches",
+            fix="give it a `__len__` that counts its batches, and an `__iter__` that starts anew",
         )
-    if len(source) == 0:  # pyright: ignore[reportArgumentType] - it has __len__
+    if isinstance(source, Iterator):
+        raise DataError(
+            f"The split `{split}` is {type(source).__name__}, an iterator: it can be gone through "
+            "once, and setup already looks at its first batch.",
+            expected="a source that starts again at each `iter()`: a list, an ArrayLoader, a "
+            "DataLoader",
+            fix="let `__iter__` return a new iterator, for example by writing it with `yield`",
+        )
+    length: int = len(source)  # pyright: ignore[reportArgumentType] - it has __len__
+    if length > _LONGEST:
+        raise DataError(
+            f"The split `{split}` has {length} batches: it never ends.",
+            expected="the batches of one epoch",
+            fix="leave `.repeat()` out: every epoch goes through the source anew",
+        )
+    if length == 0:
         raise DataError(f"The split `{split}` has no batches.", expected="at least one batch")
 
 
 def first_batch(split: str, source: Iterable[Any]) -> Batch:
     """The first batch of a split, without moving a source that can be peeked into."""
     peek = getattr(source, "batches", None)
+    keeps: Any = source if hasattr(source, "get_state") and hasattr(source, "set_state") else None
+    before = None if keeps is None else keeps.get_state()
     batch = next(iter(peek(0) if peek is not None else source), None)
+    if keeps is not None:
+        keeps.set_state(before)
     if batch is None:
-        raise DataError(f"The split `{split}` has a length but yields no batch.")
-    return checked_batch(batch, where=f"the first batch of `{split}`")
+        raise DataError(
+            f"The split `{split}` has the length {len(source)} and yields no batch.",  # pyright: ignore[reportArgumentType] - it has a length
+            expected="as many batches as `len()` says",
+        )
+    return owned_batch(checked_batch(batch, where=f"the first batch of `{split}`"))
 
 
 def checked_batch(batch: Any, *, where: str) -> Batch:
@@ -65,6 +91,46 @@ def checked_batch(batch: Any, *, where: str) -> Batch:
             expected='a mapping of batch fields, such as {"img": ..., "label": ...}',
         )
     return batch
+
+
+def owned_batch(batch: Any) -> Any:
+    """A batch whose NumPy arrays no loader can overwrite; the rest is as it was."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {
+        name: jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, value)
+        for name, value in batch.items()
+    }
+
+
+def check_same_fields(batch: Batch, first: Collection[str], *, where: str) -> None:
+    """Refuses a batch with other fields than the first one of its split.
+
+    Raises:
+        DataError: Says which fields are gone and which are new.
+    """
+    gone = [f"`{name}` is gone" for name in first if name not in batch]
+    new = [f"`{name}` is new" for name in batch if name not in first]
+    if gone or new:
+        raise DataError(
+            f"{where} has the fields {sorted(batch)}: {', '.join(gone + new)}.",
+            expected=f"the fields of the first batch, {sorted(first)}, in every batch",
+        )
+
+
+def host_fields(fields: Batch, *, where: str) -> dict[str, Any]:
+    """The fields of a batch as a hook on the host gets them: arrays as NumPy's.
+
+    Raises:
+        DataError: An array that cannot be read on the host.
+    """
+    return {
+        name: jax.tree.map(
+            lambda leaf: _in_numpy(name, leaf, where) if _is_array(leaf) else leaf,  # noqa: B023 - used at once
+            value,
+        )
+        for name, value in fields.items()
+    }
 
 
 def routed_fields(batch: Batch, names: Iterable[str], *, where: str) -> dict[str, Any]:
@@ -83,13 +149,13 @@ def _checked_field(name: str, value: Any, where: str) -> Any:
 
 
 def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
-    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+    if not _is_array(leaf):
         raise DataError(
             f"The batch field `{name}` in {where} holds {type(leaf).__name__}, not an array.",
             expected="NumPy arrays, batch axis first: a scalar would be baked into the program",
             fix="make it a Device field of the experiment, or do not name it in a traced hook",
         )
-    array = np.asarray(leaf)
+    array = _in_numpy(name, leaf, where)
     if array.dtype != bool and not jax.numpy.issubdtype(array.dtype, np.number):
         raise DataError(
             f"The batch field `{name}` in {where} has dtype {array.dtype}.",
@@ -98,6 +164,23 @@ def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
         )
     # As JAX would: float64 becomes float32 unless x64 is on, so that one program serves both.
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def _in_numpy(name: str, leaf: Any, where: str) -> np.ndarray:
+    try:
+        return np.asarray(leaf)
+    # What a tensor library raises for a tensor that lies elsewhere or has a gradient.
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise DataError(
+            f"The batch field `{name}` in {where} is {type(leaf).__name__} ({leaf.dtype}), which "
+            f"NumPy cannot read: {str(error).splitlines()[0]}",
+            expected="arrays in the host's memory",
+            fix="convert it in the loader, for example with `.detach().cpu().float()`",
+        ) from error
 
 
 def num_rows(fields: Batch, *, where: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nitro.errors import ExportError
 
-from ._dims import evaluate_size, is_kept, constraint_symbols
+from ._dims import constraint_symbols, evaluate_size, is_kept
 from ._program import batch_symbol
 from ._spec import ExportSpec
 

@@ -120,9 +120,7 @@ def solve_sizes(
             return values, f'"{size}" is {number}, and {wanted} where {told}'
     for constraint in constraints:
         if not is_kept(constraint, values):
-            told = ", ".join(
-                f"{n} = {values[n]}" for n in sorted(constraint_symbols(constraint))
-            )
+            told = ", ".join(f"{n} = {values[n]}" for n in sorted(constraint_symbols(constraint)))
             return values, f"{told} breaks the constraint `{constraint}`"
     return values, ""
 

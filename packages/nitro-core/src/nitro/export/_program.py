@@ -11,7 +11,7 @@ import jax
 import jax.export
 import numpy as np
 
-from ._dims import Dim, evaluate_size, solve, size_symbols, constraint_symbols
+from ._dims import Dim, constraint_symbols, evaluate_size, size_symbols, solve
 from ._lowering import export_traced, make_argument, make_scope, wide_types_for
 from ._spec import ExportSpec
 

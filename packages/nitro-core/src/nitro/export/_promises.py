@@ -9,7 +9,7 @@ from typing import Any
 from nitro._experiment import Experiment, has_hook
 from nitro.errors import ExportError
 
-from ._dims import is_solvable, size_symbols, constraint_symbols
+from ._dims import constraint_symbols, is_solvable, size_symbols
 from ._program import batch_symbol
 from ._spec import ExportSpec
 

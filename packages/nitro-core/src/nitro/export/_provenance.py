@@ -35,6 +35,8 @@ def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
         "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **{f"{name}_version": metadata.version(name) for name in _PACKAGES},
     }
+    if session.setup.preset is not None:
+        facts["preset"] = session.setup.preset
     if session.history.rows:
         last = session.history.rows[-1]
         facts["metrics"] = {name: value for name, value in last.items() if name != "epoch"}

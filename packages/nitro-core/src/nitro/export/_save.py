@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nitro._plugins import get_backend
+from nitro._plugins import discover, get_backend
 from nitro._run import Nitro, Phase, session_of
 from nitro.errors import ConfigError, ExportError
 from nitro.hooks import ExportBackend, VerificationRecorder
@@ -24,6 +22,7 @@ from ._request import (
     checked_vjp_order,
     local_platform,
 )
+from ._staging import staged, swap_in
 from ._verify import verify_here, verify_isolated
 
 
@@ -48,8 +47,8 @@ def export_model(
 ) -> Path:
     """Writes `forward` with the current weights as an artifact that needs no model source.
 
-    The artifact is written into a temporary folder beside its target and renamed when
-    it is complete and proved: an interrupted export leaves nothing behind.
+    The artifact is written into a temporary folder beside its target and swapped in when
+    it is complete and proved: an interrupted export leaves nothing behind, killed or not.
 
     Args:
         run: The handle; its Device fields are baked at their current values.
@@ -107,11 +106,11 @@ def export_model(
     session.report_drift()
     with session.in_phase(Phase.EXPORTING):
         program = build_program(session, request)
-        with _staged(target) as staging:
+        with staged(target) as staging:
             _write(writer, program, staging, backend_options)
             if verify:
                 _verify(writer, program, staging, is_installed=isinstance(backend, str))
-            _swap_in(staging, target)
+            swap_in(staging, target)
     return target
 
 
@@ -157,20 +156,6 @@ def _checked_target(folder: str | Path, name: str, *, overwrite: bool) -> Path:
     return target
 
 
-@contextmanager
-def _staged(target: Path) -> Generator[Path]:
-    # One level deeper than the artifact will be, so that a server which watches the
-    # folder never takes the unfinished one for an artifact.
-    staging = target.parent / f".{target.name}.partial"
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        yield staging / target.name
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _swap_in(staging: Path, target: Path) -> None:
-    if target.exists():
-        target.rename(staging.parent / f"{target.name}.old")
-    staging.rename(target)
+def backends() -> dict[str, str]:
+    """The installed export backends: a line about each, by name."""
+    return {name: found.info.summary for name, found in discover().backends.items()}

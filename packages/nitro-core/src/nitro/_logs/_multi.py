@@ -1,0 +1,114 @@
+"""Several loggers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nitro.errors import CheckpointError, ConfigError
+
+from ._protocol import FinishStatus, Logger, checked_logger
+
+
+class MultiLogger:
+    """Passes everything on to several loggers, in order.
+
+    Args:
+        loggers: The loggers; each is checked, and bound to the run, as if it were alone.
+
+    Raises:
+        ConfigError: No logger, or one that lacks verbs.
+
+    Example:
+        >>> import nitro
+        >>> logger = nitro.MultiLogger(nitro.JSONLinesLogger(), nitro.JSONLinesLogger("a.jsonl"))
+        >>> [type(one).__name__ for one in logger.loggers]
+        ['JSONLinesLogger', 'JSONLinesLogger']
+    """
+
+    def __init__(self, *loggers: Logger) -> None:
+        if not loggers or None in loggers:  # pyright: ignore[reportUnnecessaryContains] - users pass anything
+            raise ConfigError(
+                f"`MultiLogger({', '.join(map(str, loggers))})`.",
+                expected="one or more loggers",
+                fix="pass `logger=None` to `Nitro` to log nothing",
+            )
+        self.loggers = tuple(checked_logger(logger, None) for logger in loggers)
+
+    def bind(self, run_dir: Path) -> MultiLogger:
+        """The same loggers, each bound to the run's directory; called by the handle."""
+        bound = MultiLogger(*self.loggers)
+        bound.loggers = tuple(checked_logger(logger, run_dir) for logger in self.loggers)
+        return bound
+
+    def metrics(
+        self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any
+    ) -> None:
+        """Passes them on."""
+        for logger in self.loggers:
+            logger.metrics(values, context=context, step=step, epoch=epoch, **more)
+
+    def params(self, values: Mapping[str, Any], **more: Any) -> None:
+        """Passes them on."""
+        for logger in self.loggers:
+            logger.params(values, **more)
+
+    def tags(self, values: Mapping[str, str], **more: Any) -> None:
+        """Passes them on."""
+        for logger in self.loggers:
+            logger.tags(values, **more)
+
+    def other(self, name: str, value: Any, **more: Any) -> None:
+        """Passes it on."""
+        for logger in self.loggers:
+            logger.other(name, value, **more)
+
+    def confusion(self, matrix: Any, *, step: int, epoch: int, **more: Any) -> None:
+        """Passes it on."""
+        for logger in self.loggers:
+            logger.confusion(matrix, step=step, epoch=epoch, **more)
+
+    def finish(self, status: FinishStatus, **more: Any) -> None:
+        """Ends all runs, also after one of them cannot be ended."""
+        errors: list[Exception] = []
+        for logger in self.loggers:
+            try:
+                logger.finish(status, **more)
+            # Raised below, once the others have ended.
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def run_id(self) -> str | None:
+        """The first id that a logger has."""
+        return self._first(lambda logger: logger.run_id())
+
+    def run_url(self) -> str | None:
+        """The first page that a logger has."""
+        return self._first(lambda logger: logger.run_url())
+
+    def logger_state(self) -> Any:
+        """The state of each logger, with its type."""
+        return [{"type": type(one).__name__, "state": one.logger_state()} for one in self.loggers]
+
+    def reattach(self, state: Any) -> None:
+        """Goes on with the run of each logger.
+
+        Raises:
+            CheckpointError: The record was logged by others.
+        """
+        saved, now = [one["type"] for one in state], [type(one).__name__ for one in self.loggers]
+        if saved != now:
+            raise CheckpointError(
+                f"The record was logged by {', '.join(saved)}; this handle logs by {', '.join(now)}.",
+                expected="the same loggers in the same order",
+                fix=f"pass `MultiLogger({', '.join(f'{name}()' for name in saved)})`",
+            )
+        for logger, one in zip(self.loggers, state, strict=True):
+            if one["state"] is not None:
+                logger.reattach(one["state"])
+
+    def _first(self, ask: Callable[[Logger], str | None]) -> str | None:
+        return next((answer for one in self.loggers if (answer := ask(one)) is not None), None)

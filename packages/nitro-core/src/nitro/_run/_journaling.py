@@ -1,0 +1,132 @@
+"""Keeps `run.json` up to date while a run trains."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nitro._experiment import locate
+from nitro._journal import RunFile, write_run_file
+from nitro.errors import NitroWarning
+
+from ._binding import binding_report
+from ._setup import Setup
+
+if TYPE_CHECKING:
+    from ._session import Session
+
+_EVERY_S = 1.0
+
+
+class RunJournal:
+    """Writes the file of a run: when it begins and ends, and once a second in between."""
+
+    def __init__(self) -> None:
+        self._started_at = 0.0
+        self._written_s = 0.0
+        self._told_unwritable = False
+
+    def begin(self, session: Session) -> None:
+        """Writes the file as training begins."""
+        self._started_at = time.time()
+        self._try_to_write(session, "running")
+
+    def update(self, session: Session) -> None:
+        """Writes the file again, unless it is less than a second old."""
+        if time.monotonic() - self._written_s >= _EVERY_S:
+            self._try_to_write(session, "running")
+
+    def end(self, session: Session, error: BaseException | None = None) -> None:
+        """Writes the file as training ends."""
+        status = "failed" if error is not None else (session.stop_reason or "completed")
+        self._try_to_write(session, status, error)
+
+    def _try_to_write(
+        self, session: Session, status: str, error: BaseException | None = None
+    ) -> None:
+        """Writes the file; a disk that is full is told once, and stops no training by this."""
+        try:
+            self._write(session, status, error)
+        except OSError as failure:
+            self._written_s = time.monotonic()
+            if not self._told_unwritable:
+                self._told_unwritable = True
+                warnings.warn(
+                    f"`run.json` in `{session.setup.options.run_dir}` cannot be written: "
+                    f"{failure.strerror}. Training goes on.",
+                    NitroWarning,
+                    stacklevel=4,
+                )
+
+    def _write(self, session: Session, status: str, error: BaseException | None = None) -> None:
+        setup = session.setup
+        logger = setup.logger
+        write_run_file(
+            RunFile(
+                experiment=experiment_name(type(setup.experiment)),
+                file=source_file(type(setup.experiment)),
+                preset=getattr(setup, "preset", None),
+                run_dir=str(setup.options.run_dir.absolute()),
+                status=status,
+                phase=session.phase.value,
+                epoch=session.epoch,
+                step=session.step,
+                max_epochs=setup.options.max_epochs,
+                loss=_finite(session.last_loss),
+                metric=session.history.metric,
+                mode=session.history.mode,
+                history=session.history.scalar_rows(),
+                config=session.config(),
+                binding=str(binding_report(session)),
+                logger={
+                    "type": type(logger).__name__,
+                    "run_id": logger.run_id(),
+                    "run_url": logger.run_url(),
+                },
+                error=None if error is None else f"{type(error).__name__}: {error}",
+                started_at=self._started_at,
+                updated_at=time.time(),
+                pid=os.getpid(),
+                host=socket.gethostname(),
+            )
+        )
+        self._written_s = time.monotonic()
+
+
+class SilentJournal(RunJournal):
+    """Writes nothing: for a run that leaves neither a log nor records."""
+
+    def _write(self, session: Session, status: str, error: BaseException | None = None) -> None:
+        """Writes nothing."""
+
+
+def experiment_name(experiment: type) -> str:
+    """A class as `module:Class`; a script's module by its file's name, not `__main__`."""
+    module = experiment.__module__
+    file = source_file(experiment)
+    if module == "__main__" and file is not None:
+        spec: Any = getattr(sys.modules["__main__"], "__spec__", None)
+        module = Path(file).stem if spec is None else spec.name
+    return f"{module}:{experiment.__qualname__}"
+
+
+def source_file(experiment: type) -> str | None:
+    """The file that a class was written in, absolute; None for one of a prompt or notebook."""
+    path = Path(locate(experiment).rpartition(":")[0] or ".")
+    return str(path.absolute()) if path.is_file() else None
+
+
+def make_journal(setup: Setup) -> RunJournal:
+    """The journal of a run."""
+    leaves_a_trace = setup.checkpointer is not None or not setup.logs_nothing
+    return RunJournal() if leaves_a_trace else SilentJournal()
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,497 @@
+"""Any sized iterable of dicts is a split: lists, generators behind a class, Grain, PyTorch."""
+
+from __future__ import annotations
+
+import json
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nitro
+from nitro._run._prefetch import DEPTH, prefetched
+from nitro.errors import ConfigError, DataError, DivergenceError, NitroWarning
+
+
+class Loader:
+    """Yields batches from `draw`, one call per batch, and notes which threads draw."""
+
+    def __init__(self, count: int, draw: Any) -> None:
+        self.count = count
+        self.draw = draw
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(self.count):
+            self.drawn += 1
+            yield self.draw(index)
+
+
+class OneShot(Loader):
+    def __init__(self, points: Any) -> None:
+        super().__init__(3, lambda index: points(5, seed=index))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.draw(0)
+
+
+class Liar(Loader):
+    def __init__(self, points: Any) -> None:
+        super().__init__(3, points)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class GoesOn(Loader):
+    """Hands out one generator for good, so that the second epoch finds it empty."""
+
+    def __init__(self, count: int, draw: Any) -> None:
+        super().__init__(count, draw)
+        self.generator = super().__iter__()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.generator
+
+
+class Shrinks(Loader):
+    """Has a batch less once the first epoch, which follows the look at setup, has begun."""
+
+    begun = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = [self.draw(index) for index in range(self.count)]
+        self.begun += 1
+        self.count -= self.begun == 2
+        yield from batches
+
+
+@pytest.fixture
+def grain() -> Any:
+    """Grain, where it is installed."""
+    return pytest.importorskip("grain", reason="needs Grain: `uv sync --group loaders`")
+
+
+@pytest.fixture
+def torch() -> Any:
+    """PyTorch, where it is installed; it is in no lock."""
+    return pytest.importorskip("torch", reason="needs PyTorch: `pip install torch==2.13.0`")
+
+
+@pytest.fixture
+def make_run(make_run: Any) -> Any:
+    """Makes a handle that writes no records, as most loaders here have no position."""
+
+    def make(experiment: Any, **options: Any) -> nitro.Nitro:
+        return make_run(experiment, **{"checkpointer": None, **options})
+
+    return make
+
+
+@pytest.fixture
+def losses_on(plane: Any, make_run: Any) -> Any:
+    """Trains a plane on splits and returns its handle."""
+
+    def train(data: Any, **options: Any) -> nitro.Nitro:
+        return make_run(plane(), data=data, **options).train()
+
+    return train
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "prefetch" in thread.name]
+
+
+def _samples(points: Any, count: int = 40) -> list[dict[str, Any]]:
+    arrays = points(count, seed=3)
+    return [{"x": arrays["x"][i], "y": arrays["y"][i], "name": f"s{i}"} for i in range(count)]
+
+
+def test_grain_dataset_trains_like_the_same_batches(
+    grain: Any, losses_on: Any, points: Any
+) -> None:
+    samples = _samples(points)
+    dataset = grain.MapDataset.source(samples).shuffle(seed=1).batch(5, drop_remainder=True)
+    batches = [jax.tree.map(np.asarray, batch) for batch in dataset]
+
+    run = losses_on({"train": dataset, "val": dataset}, max_epochs=2)
+
+    assert run.step == 16
+    assert list(run.history) == list(
+        losses_on({"train": batches, "val": batches}, max_epochs=2).history
+    )
+    assert _threads() == []
+
+
+def test_grain_dataset_evaluates_its_ragged_end(
+    grain: Any, plane: Any, make_run: Any, points: Any
+) -> None:
+    samples = _samples(points, 13)
+    dataset = grain.MapDataset.source(samples).batch(5)
+
+    class Counted(plane):
+        def metrics(self, height: Any, *, y: Any, name: Any) -> Any:
+            assert str(name[0]).startswith("s")
+            return {"n": (y.size, None)}
+
+    assert make_run(Counted(), data={"val": dataset}).validate() == {"n": 13.0}
+
+
+def test_endless_dataset_is_refused(grain: Any, plane: Any, make_run: Any, points: Any) -> None:
+    dataset = grain.MapDataset.source(_samples(points)).repeat().batch(5)
+
+    with pytest.raises(DataError, match=r"it never ends[\s\S]*leave `\.repeat\(\)` out"):
+        make_run(plane(), data={"train": dataset})
+
+
+def test_unsized_grain_iterator_is_refused(
+    grain: Any, plane: Any, make_run: Any, points: Any
+) -> None:
+    dataset = grain.MapDataset.source(_samples(points)).batch(5).to_iter_dataset()
+
+    with pytest.raises(DataError, match=r"has no length[\s\S]*`__len__`"):
+        make_run(plane(), data={"train": dataset})
+
+
+def test_torch_loader_works_as_it_is(
+    torch: Any, losses_on: Any, plane: Any, make_run: Any, points: Any
+) -> None:
+    loader = torch.utils.data.DataLoader(_samples(points), batch_size=5, drop_last=True)
+    batches = [{"x": b["x"].numpy(), "y": b["y"].numpy(), "name": b["name"]} for b in loader]
+    ragged = torch.utils.data.DataLoader(_samples(points, 13), batch_size=5)
+
+    run = losses_on({"train": loader, "val": loader}, max_epochs=2)
+    same = losses_on({"train": batches, "val": batches}, max_epochs=2)
+
+    class Counted(plane):
+        def metrics(self, height: Any, *, y: Any, name: Any) -> Any:
+            assert type(y) is np.ndarray
+            assert name[0].startswith("s")
+            return {"n": (y.size, None)}
+
+    assert list(run.history) == list(same.history)
+    assert make_run(Counted(), data={"val": ragged}).validate() == {"n": 13.0}
+
+
+@pytest.mark.slow
+def test_torch_loader_with_worker_processes(
+    torch: Any, losses_on: Any, points: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Starting and ending a process takes longer than eight steps do.
+    monkeypatch.setattr("nitro._run._loop._WORTH_TELLING_S", float("inf"))
+    loader = torch.utils.data.DataLoader(
+        _samples(points),
+        batch_size=5,
+        num_workers=1,
+        drop_last=True,
+        multiprocessing_context="spawn",
+    )
+
+    assert losses_on({"train": loader}).step == 8
+
+
+def test_tensor_that_numpy_cannot_read_is_refused(
+    torch: Any, plane: Any, make_run: Any, points: Any
+) -> None:
+    arrays = points(5, seed=0)
+    x = torch.tensor(arrays["x"], requires_grad=True)
+
+    with pytest.raises(DataError, match=r"`x` in .* is Tensor .*cannot read[\s\S]*detach"):
+        make_run(plane(), data={"train": [{**arrays, "x": x}]})
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("accum", [1, 2])
+def test_loader_that_fills_one_buffer_again_trains_like_one_that_does_not(
+    losses_on: Any, points: Any, steps_per_call: int, accum: int
+) -> None:
+    buffer = points(5, seed=0)
+
+    def refill(index: int) -> Any:
+        for name, array in points(5, seed=index).items():
+            buffer[name][...] = array
+        return buffer
+
+    def fresh(index: int) -> Any:
+        return points(5, seed=index)
+
+    runs = [
+        losses_on(
+            {"train": Loader(6, draw), "val": Loader(3, draw)},
+            steps_per_call=steps_per_call,
+            accum=accum,
+        )
+        for draw in (refill, fresh)
+    ]
+
+    assert list(runs[0].history) == list(runs[1].history)
+
+
+def test_nested_batch_fields_reach_the_hooks(plane: Any, make_run: Any, points: Any) -> None:
+    class Nested(plane):
+        def forward(self, model: Any, *, inputs: Any) -> Any:
+            return model(inputs["x"])[:, 0] + inputs["more"]["zero"]
+
+        def loss(self, height: Any, *, target: Any) -> Any:
+            return super().loss(height, y=target["y"])
+
+        def metrics(self, height: Any, *, inputs: Any) -> Any:
+            return {"n": (inputs["x"].shape[0], None)}
+
+    def draw(index: int, rows: int = 5) -> Any:
+        arrays = points(rows, seed=index)
+        more = {"zero": np.zeros(rows, np.float32)}
+        return {"inputs": {"x": arrays["x"], "more": more}, "target": {"y": arrays["y"]}}
+
+    data = {"train": Loader(4, draw), "val": [draw(0), draw(1, rows=3)]}
+    run = make_run(Nested(), data=data).train()
+
+    assert (run.step, run.validate()) == (4, {"n": 8.0})
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (lambda points: (points(5, seed=0) for _ in range(3)), "generator, which has no length"),
+        (OneShot, r"OneShot, an iterator[\s\S]*`yield`"),
+        (lambda points: Loader(0, points), "`train` has no batches"),
+        (Liar, "has the length 3 and yields no batch"),
+    ],
+)
+def test_source_that_cannot_be_gone_through_is_refused_at_setup(
+    plane: Any, make_run: Any, points: Any, source: Any, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        make_run(plane(), data={"train": source(points)})
+
+
+def test_source_that_goes_on_where_it_was_is_refused_in_its_first_epoch(
+    losses_on: Any, plane: Any, make_run: Any, points: Any
+) -> None:
+    def draw(index: int) -> Any:
+        return points(5, seed=index)
+
+    with pytest.raises(DataError, match=r"ended after 3 batches of epoch 1; .* promised 4"):
+        losses_on({"train": GoesOn(4, draw)})
+    with pytest.raises(DataError, match=r"`val` ended after 3 batches; its length promised 4"):
+        make_run(plane(), data={"val": GoesOn(4, draw)}).validate()
+    assert _threads() == []
+
+
+def test_source_whose_length_changes_is_refused(losses_on: Any, points: Any) -> None:
+    loader = Shrinks(4, lambda index: points(5, seed=index))
+
+    with pytest.raises(DataError, match="has 3 batches in epoch 2, and had 4"):
+        losses_on({"train": loader}, max_epochs=2)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (lambda b: {"x": b["x"]}, r"\['x'\]: `y` is gone"),
+        (lambda b: {**b, "z": b["y"]}, r"\['x', 'y', 'z'\]: `z` is new"),
+        (lambda b: 5, "Nitro found int"),
+    ],
+)
+def test_batch_with_other_fields_is_refused_by_split_and_number(
+    plane: Any, make_run: Any, points: Any, split: str, second: Any, words: str
+) -> None:
+    batch = points(5, seed=0)
+    splits = {"train": [batch], "val": [batch], split: [batch, second(batch)]}
+
+    with pytest.raises(DataError, match=rf"batch 2 of `{split}`.*{words}"):
+        make_run(plane(), data=splits).train()
+
+
+def test_field_of_another_structure_is_refused(plane: Any, make_run: Any, points: Any) -> None:
+    class Nested(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return model(jax.tree.leaves(x)[0])[:, 0]
+
+    batch = points(5, seed=0)
+    batches = [{**batch, "x": {name: batch["x"]}} for name in ("a", "b")]
+
+    with pytest.raises(DataError, match=r"`x` of batch 2 of `train` is b float32\(5, 4\)"):
+        make_run(Nested(), data={"train": batches}).train()
+
+
+@pytest.mark.parametrize(("count", "near"), [(5, "4 or 6"), (1, "2")])
+def test_epoch_that_accum_does_not_divide_is_refused(
+    plane: Any, make_run: Any, points: Any, count: int, near: str
+) -> None:
+    with pytest.raises(DataError, match=rf"{count} batches, which `accum=2`[\s\S]*{near} batches"):
+        make_run(plane(), data={"train": [points(5, seed=0)] * count}, accum=2)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_error_of_a_loader_comes_with_its_own_traceback(
+    plane: Any, make_run: Any, points: Any, split: str
+) -> None:
+    class BrokenDiskError(Exception):
+        pass
+
+    def draw(index: int) -> Any:
+        if index == 2:
+            raise BrokenDiskError("sector 7")
+        return points(5, seed=index)
+
+    data = {"train": Loader(2, draw), "val": Loader(2, draw), split: Loader(4, draw)}
+    with pytest.raises(BrokenDiskError, match="sector 7") as raised:
+        make_run(plane(), data=data).train()
+
+    assert "draw" in [frame.name for frame in traceback.extract_tb(raised.tb)]
+    assert _threads() == []
+
+
+def test_no_thread_outlives_an_error_of_the_run(plane: Any, make_run: Any, points: Any) -> None:
+    def draw(index: int) -> Any:
+        batch = points(5, seed=index)
+        return {**batch, "y": batch["y"] * np.nan}
+
+    with pytest.raises(DivergenceError) as raised:
+        make_run(plane(), data={"train": Loader(50, draw)}, steps_per_call=1).train()
+
+    # While the exception still holds on to every frame.
+    assert raised.value is not None
+    assert _threads() == []
+
+
+def test_no_thread_outlives_a_hook_that_fails(plane: Any, make_run: Any, points: Any) -> None:
+    class Failing(plane):
+        def metrics(self, height: Any, *, y: Any) -> Any:
+            raise ZeroDivisionError
+
+    loader = Loader(50, lambda index: points(5, seed=index))
+    with pytest.raises(ZeroDivisionError) as raised:
+        make_run(Failing(), data={"val": loader}).validate()
+
+    assert raised.value is not None
+    assert _threads() == []
+    assert loader.drawn <= 1 + 1 + DEPTH + 1
+
+
+def test_no_thread_outlives_a_graceful_stop(plane: Any, make_run: Any, points: Any) -> None:
+    loader = Loader(50, lambda index: points(5, seed=index))
+    run = make_run(plane(), data={"train": loader}, steps_per_call=1)
+    run.on_phase(lambda event: run.request_stop() if event.phase.value == "training" else None)
+
+    run.train()
+    run.close()
+
+    assert run.step < 50
+    assert _threads() == []
+
+
+def test_prefetch_is_ordered_bounded_and_in_one_thread() -> None:
+    threads: set[str] = set()
+    drawn: list[int] = []
+    may_draw = threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for index in range(100):
+            may_draw.acquire()
+            threads.add(threading.current_thread().name)
+            drawn.append(index)
+            yield index
+
+    ahead = prefetched(items(), depth=2)
+    may_draw.release(100)
+    first = [next(ahead) for _ in range(5)]
+    ahead.close()
+
+    assert first == [0, 1, 2, 3, 4]
+    assert threads == {"nitro-prefetch"}
+    # Five taken, two that wait, one that finds the queue full.
+    assert len(drawn) <= 5 + 2 + 1
+    assert _threads() == []
+
+
+def test_prefetch_closes_what_it_draws_from() -> None:
+    closed = threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    ahead = prefetched(items())
+    next(ahead)
+    ahead.close()
+
+    assert closed.is_set()
+
+
+def test_slow_loader_is_told_and_logged(
+    plane: Any, make_run: Any, points: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Slow by a wait that nothing shortens, as for a disk; long enough to be worth telling.
+    pause = threading.Event()
+
+    def draw(index: int) -> Any:
+        pause.wait(0.05)
+        return points(5, seed=index)
+
+    monkeypatch.setattr("nitro._run._loop._WORTH_TELLING_S", 0.1)
+    run = make_run(plane(), data={"train": Loader(12, draw)}, steps_per_call=1, max_epochs=2)
+    with pytest.warns(NitroWarning, match=r"waited for data for \d\d% of epoch 1") as told:
+        run.train()
+
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    shares = [line for line in map(json.loads, lines) if line.get("context") == "data"]
+    assert len(told) == 1
+    assert [line["epoch"] for line in shares] == [1, 2]
+    assert all(0.25 < line["data_wait_frac"] <= 1 for line in shares)
+
+
+def test_fast_loader_is_not_told(losses_on: Any, points: Any) -> None:
+    losses_on({"train": [points(5, seed=0)] * 8}, max_epochs=2)
+
+
+def test_data_of_another_handle_serves_again(plane: Any, make_run: Any) -> None:
+    splits = plane().build_data()
+
+    class Never(plane):
+        def build_data(self) -> Any:
+            raise AssertionError("built again")
+
+    first, second = make_run(Never(), data=splits), make_run(Never(), data=splits)
+
+    assert first.validate() == second.validate()
+    with pytest.raises(ConfigError, match="no split `train`"):
+        make_run(Never(), data={}).train()
+
+
+def test_split_is_released_once_when_its_handle_is_closed(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    class Held(Loader):
+        released = 0
+
+        def release(self) -> None:
+            self.released += 1
+            raise OSError("busy")
+
+    loader = Held(2, lambda index: points(5, seed=index))
+    built = type("Built", (plane,), {"build_data": lambda self: {"val": loader}})
+
+    make_run(plane(), data={"val": loader}).close()
+    assert loader.released == 0
+    run = make_run(built())
+    with pytest.warns(NitroWarning, match="`val` could not be released: OSError: busy"):
+        run.close()
+    run.close()
+
+    assert loader.released == 1

@@ -1,0 +1,429 @@
+"""TensorBoard and MLflow, read back from what they really write; and several loggers at once."""
+
+from __future__ import annotations
+
+import json
+import struct
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nitro
+from nitro import JSONLinesLogger, MLflowLogger, MultiLogger, TensorBoardLogger
+from nitro.errors import CheckpointError, ConfigError, DivergenceError, MissingPackageError
+
+
+class Recorder:
+    """A logger that keeps what it is told."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.state = state
+
+    def metrics(self, values, *, context, step, epoch, **more):
+        self.calls.append(("metrics", (context, step)))
+
+    def params(self, values, **more):
+        self.calls.append(("params", dict(values)))
+
+    def tags(self, values, **more):
+        self.calls.append(("tags", values))
+
+    def other(self, name, value, **more):
+        self.calls.append((f"other {name}", value))
+
+    def confusion(self, matrix, **more):
+        self.calls.append(("confusion", matrix))
+
+    def finish(self, status, **more):
+        self.calls.append(("finish", status))
+
+    def run_id(self):
+        return "id-7"
+
+    def run_url(self):
+        return None
+
+    def logger_state(self):
+        return self.state
+
+    def reattach(self, state):
+        self.calls.append(("reattach", state))
+
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.calls]
+
+
+def _events(directory: Path) -> Iterator[Any]:
+    """The events of all files in a directory, oldest file first, read as TFRecords."""
+    event = pytest.importorskip("tensorboardX.proto.event_pb2").Event
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            yield event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+
+
+def _scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    return [
+        (event.step, value.simple_value)
+        for event in _events(directory)
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+def _texts(directory: Path, tag: str) -> list[str]:
+    return [
+        value.tensor.string_val[0].decode()
+        for event in _events(directory)
+        for value in event.summary.value
+        if value.tag.startswith(tag) and value.tensor.string_val
+    ]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of a store in the test's own folder."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return mlflow.MlflowClient(tracking_uri=str(tmp_path / "mlruns"))
+
+
+@pytest.fixture
+def mlflow_logger(tmp_path: Path, client: Any) -> MLflowLogger:
+    return MLflowLogger("planes", tracking_uri=tmp_path / "mlruns")
+
+
+def test_all_missing_verbs_are_listed(plane: Any, make_run: Any) -> None:
+    class Half:
+        def metrics(self, values, **more): ...
+
+        def finish(self, status): ...
+
+    with pytest.raises(
+        ConfigError, match=r"Half lacks params, tags, other, confusion, run_id, run_url, logger_st"
+    ):
+        make_run(plane(), logger=Half())
+
+
+def test_params_and_binding_come_first_and_finish_last_and_once(plane: Any, make_run: Any) -> None:
+    logger = Recorder()
+
+    run = make_run(plane(), max_epochs=2, logger=logger).train()
+    run.close()
+
+    verbs = logger.verbs()
+    assert verbs[:2] == ["params", "other binding"]
+    assert "max_epochs = 2 (keyword)" in logger.calls[1][1]
+    assert verbs[-1] == "finish"
+    assert verbs.count("finish") == 1
+    assert logger.calls[-1] == ("finish", "completed")
+
+
+def test_params_hold_the_device_values_of_now(plane: Any, make_run: Any) -> None:
+    class Rated(plane):
+        rate: nitro.Device[float] = 0.1
+
+    logger = Recorder()
+    run = make_run(Rated(), logger=logger)
+    run.set_device(rate=0.3)
+
+    run.train()
+
+    assert logger.calls[0][1]["rate"] == 0.3
+
+
+@pytest.mark.parametrize("reason", ["early_stop", "requested"])
+def test_a_stop_before_the_horizon_finishes_as_early_stop(
+    plane: Any, make_run: Any, reason: str
+) -> None:
+    logger = Recorder()
+    stopper = types.SimpleNamespace(should_stop=lambda epoch, metrics: reason == "early_stop")
+    run = make_run(plane(), max_epochs=3, logger=logger, early_stop=stopper)
+    run.on_phase(lambda event: event.metrics and reason == "requested" and run.request_stop())
+
+    run.train()
+
+    assert run.stop_reason == reason
+    assert logger.calls[-1] == ("finish", "early_stop")
+
+
+def test_an_error_finishes_as_error_and_is_raised_whatever_finish_does(
+    plane: Any, make_run: Any
+) -> None:
+    class Diverging(plane):
+        def loss(self, height, *, y):
+            return super().loss(height, y=y) * float("nan")
+
+    class Failing(Recorder):
+        def finish(self, status, **more):
+            super().finish(status)
+            raise OSError("disk full")
+
+    logger = Failing()
+    with (
+        pytest.raises(DivergenceError),
+        pytest.warns(
+            nitro.errors.NitroWarning, match="ending the logger raised OSError: disk full"
+        ),
+    ):
+        make_run(Diverging(), logger=logger).train()
+
+    assert [call for call in logger.calls if call[0] == "finish"] == [("finish", "error")]
+
+
+def test_logger_is_built_last_so_a_failed_setup_leaves_nothing(plane: Any, make_run: Any) -> None:
+    built: list[Recorder] = []
+
+    class Logged(plane):
+        def logger(self):
+            built.append(Recorder())
+            return built[-1]
+
+    with pytest.raises(ConfigError, match="early_stop"):
+        make_run(Logged(), early_stop="never")
+    assert built == []
+
+    run = make_run(Logged())
+    assert len(built) == 1
+    assert run.logger is built[0]
+
+
+def test_live_logger_state_is_refused_with_the_loggers_name(plane: Any, make_run: Any) -> None:
+    with pytest.raises(ConfigError, match=r"`Recorder.logger_state` returned what no record"):
+        make_run(plane(), logger=Recorder(state=object())).train()
+
+
+def test_resume_reattaches_before_anything_is_logged(plane: Any, make_run: Any) -> None:
+    make_run(plane(), max_epochs=1, logger=Recorder(state={"at": 3})).train()
+    logger = Recorder()
+
+    make_run(plane(), max_epochs=2, logger=logger, resume="auto").train()
+
+    assert logger.calls[0] == ("reattach", {"at": 3})
+
+
+def test_tensorboard_holds_scalars_parameters_and_outcome(plane: Any, make_run: Any) -> None:
+    pytest.importorskip("tensorboardX")
+
+    class Sized(plane):
+        width: int = 7
+
+    run = make_run(Sized(), max_epochs=2, logger=TensorBoardLogger()).train()
+
+    directory = run.run_dir / "tensorboard"
+    train = _scalars(directory, "train/loss")
+    assert [step for step, _ in train] == [*range(1, 9)]
+    assert _scalars(directory, "val/val_loss") == [
+        (row["step"], pytest.approx(row["val_loss"], rel=1e-6)) for row in run.history
+    ]
+    assert [value for _, value in _scalars(directory, "epoch")] == [1, 2]
+    assert "| width | 7 |" in _texts(directory, "params")[0]
+    assert "max_epochs = 2 (keyword)" in _texts(directory, "other/binding")[0]
+    assert _texts(directory, "status") == ["completed"]
+    tags = {value.tag for event in _events(directory) for value in event.summary.value}
+    assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= tags
+
+
+def test_tensorboard_writes_nothing_before_training(plane: Any, make_run: Any) -> None:
+    pytest.importorskip("tensorboardX")
+
+    run = make_run(plane(), logger=TensorBoardLogger())
+
+    assert not (run.run_dir / "tensorboard").exists()
+
+
+def test_resumed_tensorboard_purges_what_came_after_the_record(plane: Any, make_run: Any) -> None:
+    pytest.importorskip("tensorboardX")
+    session_log = pytest.importorskip("tensorboardX.proto.event_pb2").SessionLog
+    run = make_run(plane(), max_epochs=1, logger=TensorBoardLogger()).train()
+
+    make_run(plane(), max_epochs=2, logger=TensorBoardLogger(), resume="auto").train()
+
+    directory = run.run_dir / "tensorboard"
+    starts = [e.step for e in _events(directory) if e.session_log.status == session_log.START]
+    assert starts == [5]
+    assert [step for step, _ in _scalars(directory, "train/loss")] == [*range(1, 9)]
+
+
+def test_tensorboard_refuses_to_resume_into_another_directory(
+    plane: Any, make_run: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboardX")
+    make_run(plane(), max_epochs=1, logger=TensorBoardLogger()).train()
+
+    with pytest.raises(CheckpointError, match=r"another directory[\s\S]*fix: pass `TensorBoardLog"):
+        make_run(
+            plane(), max_epochs=2, logger=TensorBoardLogger(tmp_path / "else"), resume="auto"
+        ).train()
+
+
+def test_confusion_and_tags_become_text(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    logger = TensorBoardLogger(tmp_path)
+
+    logger.tags({"owner": "me"})
+    logger.confusion([[1, 2], [3, 4]], step=3, epoch=1)
+    logger.other("note", {"a": float("nan")})
+    logger.finish("early_stop")
+
+    assert _texts(tmp_path, "tags/owner") == ["me"]
+    assert "| 3 | 4 |" in _texts(tmp_path, "confusion")[0]
+    assert "null" in _texts(tmp_path, "other/note")[0]
+
+
+def test_mlflow_holds_scalars_parameters_and_outcome(
+    plane: Any, make_run: Any, mlflow_logger: MLflowLogger, client: Any
+) -> None:
+    class Sized(plane):
+        width: int = 7
+
+    run = make_run(Sized(), max_epochs=2, logger=mlflow_logger).train()
+
+    stored = client.get_run(run.logger.run_id())
+    assert stored.info.status == "FINISHED"
+    assert stored.data.params["width"] == "7"
+    assert stored.data.tags["nitro.status"] == "completed"
+    points = client.get_metric_history(stored.info.run_id, "train/loss")
+    assert [point.step for point in points] == [*range(1, 9)]
+    assert stored.data.metrics["val/val_loss"] == run.history[2]["val_loss"]
+    assert stored.data.metrics["epoch"] == 2
+    assert client.get_experiment(stored.info.experiment_id).name == "planes"
+    assert [f.path for f in client.list_artifacts(stored.info.run_id)] == ["binding.txt"]
+
+
+def test_mlflow_run_that_fails_is_marked(
+    plane: Any, make_run: Any, mlflow_logger: MLflowLogger, client: Any
+) -> None:
+    class Diverging(plane):
+        def loss(self, height, *, y):
+            return super().loss(height, y=y) * float("nan")
+
+    run = make_run(Diverging(), logger=mlflow_logger)
+    with pytest.raises(DivergenceError):
+        run.train()
+
+    assert client.get_run(run.logger.run_id()).info.status == "FAILED"
+
+
+def test_resume_continues_the_same_mlflow_run(
+    plane: Any, make_run: Any, tmp_path: Path, mlflow_logger: MLflowLogger, client: Any
+) -> None:
+    first = make_run(plane(), max_epochs=1, logger=mlflow_logger).train()
+    again = MLflowLogger("planes", tracking_uri=tmp_path / "mlruns")
+
+    second = make_run(plane(), max_epochs=2, logger=again, resume="auto").train()
+
+    run_id = first.logger.run_id()
+    assert second.logger.run_id() == run_id
+    points = client.get_metric_history(run_id, "train/loss")
+    assert [point.step for point in points] == [*range(1, 9)]
+    stored = client.get_run(run_id)
+    assert stored.data.params["max_epochs"] == "1"
+    assert stored.data.tags["changed.max_epochs"] == "2"
+    assert stored.info.status == "FINISHED"
+
+
+def test_mlflow_run_that_is_gone_is_refused(
+    plane: Any, make_run: Any, tmp_path: Path, mlflow_logger: MLflowLogger
+) -> None:
+    make_run(plane(), max_epochs=1, logger=mlflow_logger).train()
+
+    elsewhere = MLflowLogger("planes", tracking_uri=tmp_path / "other")
+    with pytest.raises(CheckpointError, match=r"does not have\.[\s\S]*tracking_uri"):
+        make_run(plane(), max_epochs=2, logger=elsewhere, resume="auto").train()
+
+
+def test_local_mlflow_store_needs_no_setting_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "")  # so that it is put back afterwards
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
+    logger = MLflowLogger("planes", tracking_uri=tmp_path / "mlruns")
+
+    logger.metrics({"acc@5 (%)": 1.0}, context="val", step=1, epoch=1)
+    logger.confusion([[1]], step=1, epoch=1)
+    logger.other("facts", {"a": 1})
+    logger.tags({"owner": "me"})
+    logger.finish("early_stop")
+
+    stored = logger.client.get_run(logger.run_id())
+    assert stored.data.metrics["val/acc_5 ___"] == 1.0
+    assert stored.data.tags["owner"] == "me"
+    assert logger.run_url() is None
+
+
+def test_mlflow_page_is_the_runs_on_a_server() -> None:
+    pytest.importorskip("mlflow")
+    logger = MLflowLogger("planes", tracking_uri="https://mlflow.example/")
+    logger._run_id, logger._experiment_id = "r1", "e1"
+
+    assert logger.run_url() == "https://mlflow.example/#/experiments/e1/runs/r1"
+
+
+@pytest.mark.parametrize(
+    ("logger", "extra"), [(TensorBoardLogger, "tensorboard"), (MLflowLogger, "mlflow")]
+)
+def test_missing_package_names_the_command(
+    monkeypatch: pytest.MonkeyPatch, logger: Any, extra: str
+) -> None:
+    def refuse(name: str, *rest: Any) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", refuse)
+
+    with pytest.raises(MissingPackageError, match=rf'pip install "nitro-core\[{extra}\]"'):
+        logger()
+
+
+def test_several_loggers_get_everything_and_resume_together(
+    plane: Any, make_run: Any, tmp_path: Path
+) -> None:
+    recorder = Recorder(state={"at": 1})
+    run = make_run(plane(), logger=MultiLogger(JSONLinesLogger(), recorder)).train()
+    run.logger.confusion([[1]], step=4, epoch=1)
+    run.logger.loggers[0].close()  # what is logged behind the end opens the file again
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+
+    again = Recorder()
+    make_run(
+        plane(), max_epochs=2, logger=MultiLogger(JSONLinesLogger(), again), resume="auto"
+    ).train()
+
+    assert json.loads(lines[-2])["type"] == "finish"
+    assert recorder.calls[-1] == ("confusion", [[1]])
+    assert run.logger.run_id() == "id-7"
+    assert again.calls[0] == ("reattach", {"at": 1})
+    with pytest.raises(CheckpointError, match=r"fix: pass `MultiLogger\(JSONLinesLogger\(\), Rec"):
+        make_run(plane(), max_epochs=3, logger=MultiLogger(Recorder()), resume="auto").train()
+
+
+def test_all_loggers_are_finished_though_one_raises() -> None:
+    class Failing(Recorder):
+        def finish(self, status, **more):
+            raise OSError("disk full")
+
+    last = Recorder()
+    with pytest.raises(OSError, match="disk full"):
+        MultiLogger(Failing(), last).finish("completed")
+
+    assert last.calls == [("finish", "completed")]
+
+
+@pytest.mark.parametrize("loggers", [(), (None,)])
+def test_multi_logger_of_nothing_is_refused(loggers: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match="one or more loggers"):
+        MultiLogger(*loggers)
+
+
+def test_loggers_without_a_place_say_how_to_give_one() -> None:
+    pytest.importorskip("tensorboardX")
+
+    with pytest.raises(ConfigError, match=r'TensorBoardLogger\("tensorboard"\)'):
+        TensorBoardLogger().tags({"a": "b"})

@@ -1,0 +1,144 @@
+"""A whole run exported, and read again by processes that have neither its source nor JAX."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import nitro
+from nitro import ExportSpec
+
+pytestmark = [pytest.mark.tf, pytest.mark.slow]
+
+
+class Net(nnx.Module):
+    """A convolution with BatchNorm and Dropout behind it."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, img):
+        hidden = nnx.gelu(self.norm(self.conv(img)), approximate=False)
+        return self.head(self.drop(hidden).mean((1, 2)))
+
+
+class Images(nitro.Experiment):
+    """Classifies small random images; clients send bytes."""
+
+    def build_data(self):
+        rng = np.random.default_rng(0)
+        img = rng.normal(1, 1, (40, 6, 6, 1)).astype(np.float32)
+        return {"train": nitro.ArrayLoader({"img": img, "label": rng.integers(0, 3, 40)}, 8)}
+
+    def build_model(self, rngs: nnx.Rngs):
+        return Net(rngs)
+
+    def forward(self, model, *, img):
+        return {"logits": model(img)}
+
+    def loss(self, outputs, *, label):
+        entropies = optax.softmax_cross_entropy_with_integer_labels(outputs["logits"], label)
+        return entropies.mean()
+
+    def export_inputs(self):
+        return [ExportSpec("img", "uint8", (1, 6, 6, 1))]
+
+    def export_preprocess(self, img):
+        return {"img": img.astype(jnp.float32) / 255}
+
+    def export_outputs(self):
+        return [ExportSpec("scores", source="logits"), ExportSpec("sent", source="img")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> nitro.Nitro:
+    folder = tmp_path_factory.mktemp("run")
+    return nitro.Nitro(Images(), run_dir=folder, progress=False, checkpointer=None).train()
+
+
+@pytest.fixture(scope="module")
+def exported(run: nitro.Nitro, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nitro.export_model(
+        run,
+        "tf",
+        dir=tmp_path_factory.mktemp("export"),
+        name="images_v1",
+        batch_sizes=(1, 32),
+        dynamic_batch=True,
+        platforms=("cpu",),
+    )
+
+
+def test_verified_model_gives_what_predict_gives(exported: Path, run: nitro.Nitro) -> None:
+    from nitro_export_tf import load_saved_model
+
+    img = np.random.default_rng(1).integers(0, 255, (5, 6, 6, 1), dtype=np.uint8)
+    model = load_saved_model(exported)
+
+    outputs = model(img=img)
+
+    wanted = run.predict({"img": img.astype(np.float32) / 255})["logits"]
+    np.testing.assert_allclose(outputs["scores"], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(outputs["sent"], img)
+
+
+def test_export_is_complete_and_tells_how_it_was_verified(exported: Path) -> None:
+    index = json.loads((exported / "assets.extra" / "nitro.json").read_text())
+    provenance = json.loads((exported / "assets.extra" / "provenance.json").read_text())
+
+    assert [path.name for path in exported.parent.iterdir()] == ["images_v1"]
+    assert {1, 3, 32} <= {sizes["b"] for sizes in index["verification"]["sizes"]}
+    assert index["verification"]["outputs"]["scores"]["max_rel"] < 1e-5
+    assert provenance["experiment"] == "Images"
+
+
+def test_every_signature_is_verified_in_a_process_without_jax(exported: Path) -> None:
+    script = (
+        "import sys\n"
+        "from nitro_export_tf import load_saved_model\n"
+        "load_saved_model(sys.argv[1]).verify()\n"
+        "assert not {'jax', 'jaxlib', 'flax'} & set(sys.modules)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script, str(exported)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_overwriting_replaces_the_model(exported: Path, run: nitro.Nitro) -> None:
+    def export(**options: bool) -> None:
+        nitro.export_model(
+            run, "tf", dir=exported.parent, name="again", batch_sizes=(2,), verify=False, **options
+        )
+
+    export()
+    with pytest.raises(nitro.errors.ExportError, match="exists"):
+        export()
+    export(overwrite=True)
+
+    assert (exported.parent / "again" / "saved_model.pb").is_file()
+
+
+def test_failed_export_leaves_nothing_behind(exported: Path, run: nitro.Nitro) -> None:
+    with pytest.raises(nitro.errors.ConfigError, match="`stablehlo_version` is"):
+        nitro.export_model(
+            run, "tf", dir=exported.parent, name="broken", verify=False, stablehlo_version="99.0.0"
+        )
+
+    assert not list(exported.parent.glob("*broken*"))
