@@ -7,6 +7,7 @@ RAdam, so it runs Adam; the others run RAdam, as Nitro does.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -79,7 +80,7 @@ def torch_model(name: str):
         )
     sizes = widths(name)
     layers = []
-    for inner, outer in zip(sizes, sizes[1:], strict=False):
+    for inner, outer in itertools.pairwise(sizes):
         layers += [nn.Linear(inner, outer), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

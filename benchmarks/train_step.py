@@ -64,9 +64,7 @@ class CNN(nnx.Module):
 
 
 def mlp(rngs: nnx.Rngs) -> nnx.Module:
-    return nnx.Sequential(
-        nnx.Linear(784, 128, rngs=rngs), nnx.relu, nnx.Linear(128, 10, rngs=rngs)
-    )
+    return nnx.Sequential(nnx.Linear(784, 128, rngs=rngs), nnx.relu, nnx.Linear(128, 10, rngs=rngs))
 
 
 def deep(rngs: nnx.Rngs) -> nnx.Module:

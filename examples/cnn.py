@@ -1,6 +1,6 @@
 """A convolutional network with BatchNorm and Dropout on handwritten digits.
 
-    uv run examples/cnn.py
+uv run examples/cnn.py
 """
 
 import jax.numpy as jnp

@@ -1,6 +1,6 @@
 """Train on handwritten digits, export the model, and serve it without its source.
 
-    uv run examples/digits.py
+uv run examples/digits.py
 """
 
 import subprocess

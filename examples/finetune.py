@@ -43,9 +43,7 @@ class Base(nitro.Experiment):
         }
 
     def build_model(self, rngs: nnx.Rngs):
-        return nnx.Sequential(
-            nnx.Linear(64, 64, rngs=rngs), nnx.relu, nnx.Linear(64, 5, rngs=rngs)
-        )
+        return nnx.Sequential(nnx.Linear(64, 64, rngs=rngs), nnx.relu, nnx.Linear(64, 5, rngs=rngs))
 
     def forward(self, model, *, img):
         return model(img)

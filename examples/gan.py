@@ -5,6 +5,8 @@
 Each network has an optimizer of its own, with a rate that follows a curve of its own.
 """
 
+import itertools
+
 import jax
 import numpy as np
 import optax
@@ -27,7 +29,7 @@ def sample_ring(count: int, seed: int) -> np.ndarray:
 
 def mlp(sizes: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Sequential:
     layers = []
-    for inner, outer in zip(sizes, sizes[1:], strict=False):
+    for inner, outer in itertools.pairwise(sizes):
         layers += [nnx.Linear(inner, outer, rngs=rngs), nnx.leaky_relu]
     return nnx.Sequential(*layers[:-1])
 

@@ -1,6 +1,6 @@
 """A small transformer that learns to predict the next character of this project's license.
 
-    uv run examples/text.py
+uv run examples/text.py
 """
 
 from pathlib import Path
@@ -124,5 +124,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,7 +90,7 @@ def scheduled(*keys: str) -> dict[str, Any]:
         ({"gradient_clip_norm": 1.0}, {"gradient_clip_norm": 0.1}),
         ({"gradient_clip_norm": 1.0}, {"gradient_clip_norm": 0.1, **scheduled("learning_rate")}),
     ],
-    ids=str,
+    ids=lambda options: re.sub(r" at 0x\w+", "", str(options)),
 )
 def test_step_is_compiled_once(moving: Any, make_run: Any, before: Any, after: Any) -> None:
     _train(moving, make_run, before)

@@ -101,6 +101,19 @@ class VerificationRecorder(Protocol):
         ...
 
 
+@runtime_checkable
+class SelfVerifying(Protocol):
+    """What a loaded artifact may do besides: check all that calling it does not reach."""
+
+    def verify(self) -> None:
+        """Compares every program in it with the golden arrays that it holds.
+
+        Nitro calls it in the process that verifies. It must raise `BundleError` for a
+        difference.
+        """
+        ...
+
+
 class NitroSpec:
     """The hooks that a plugin may implement."""
 

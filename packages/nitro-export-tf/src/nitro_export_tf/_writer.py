@@ -79,7 +79,7 @@ def trainable_weights(program: ExportProgram, wanted: bool | Collection[str]) ->
         if jax.numpy.issubdtype(program.weights[name].dtype, jax.numpy.floating)
     }
     if isinstance(wanted, bool):
-        names = floats if wanted else set[str]()
+        names = floats - program.state_names if wanted else set[str]()
     else:
         names = {wanted} if isinstance(wanted, str) else set(wanted)
     for name in sorted(names - floats):

@@ -16,7 +16,7 @@ from nitro.errors import HookError
 
 from ._curves import Evaluate
 from ._schedule_keys import Schedule, read_manual_schedules
-from ._schedules import device_widths, device_values, fill_table, rate_values
+from ._schedules import device_values, device_widths, fill_table, rate_values
 from ._table import RowLayout, StepTable
 
 _HYPER = ".hyperparams."

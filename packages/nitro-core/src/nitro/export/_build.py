@@ -85,6 +85,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         client_inputs=client_inputs,
         client_outputs=client_outputs,
         rtol=tolerance_for([*inputs, *outputs], weights),
+        state_names=frozenset(weights) - frozenset(session.state.params),
     )
     arguments = program.arguments(request.batch_sizes[0], program.golden_sizes)
     refuse_unstable_targets(program, request.batch_sizes[0], forward.owner)

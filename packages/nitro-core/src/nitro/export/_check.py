@@ -13,11 +13,14 @@ import numpy as np
 
 from nitro._plugins import get_backend
 from nitro.export._arrays import read_arrays, write_arrays
+from nitro.hooks import SelfVerifying
 
 
 def main(backend: str, artifact: str, folder: str) -> None:
     """Runs every request in the folder on the loaded artifact."""
     loaded = get_backend(backend).load(Path(artifact))
+    if isinstance(loaded, SelfVerifying):
+        loaded.verify()
     for request in sorted(Path(folder).glob("in_*.arrays")):
         outputs = loaded(**read_arrays(request))
         answer = request.with_name(request.name.replace("in_", "out_"))

@@ -61,6 +61,8 @@ class ExportProgram:
         client_inputs: What a client sees in front of the program; empty if the same.
         client_outputs: What a client sees behind `postprocess`; empty if the same.
         rtol: How far outputs may move from the golden ones, relative to the largest.
+        state_names: The weights that no gradient updates in training: model state, such
+            as BatchNorm's statistics.
     """
 
     name: str
@@ -81,6 +83,7 @@ class ExportProgram:
     client_inputs: tuple[ExportSpec, ...] = ()
     client_outputs: tuple[ExportSpec, ...] = ()
     rtol: float = 1e-5
+    state_names: frozenset[str] = frozenset()
     _exported: dict[Any, jax.export.Exported] = field(default_factory=dict, repr=False)
 
     @property

@@ -33,7 +33,7 @@ def export_model(
     dir: str | Path,  # noqa: A002 - the word that users know
     name: str,
     batch_sizes: Sequence[int] = (1,),
-    dynamic_batch: bool = False,
+    dynamic_batch: bool | None = None,
     platforms: Sequence[str] | None = None,
     dtype: Any = None,
     vjp_order: int = 0,
@@ -57,7 +57,8 @@ def export_model(
         dir: The folder that the artifact goes into.
         name: The artifact's own folder, and its name when it is served.
         batch_sizes: The sizes to compile for; each at least 1.
-        dynamic_batch: Whether to write a program for any batch size, too. Shapes of
+        dynamic_batch: Whether to write a program for any batch size, too; None is what the
+            backend's attribute `dynamic_batch` says, else False. Shapes of
             `export_inputs` may hold other symbolic sizes besides: `(1, "time", 8)`.
         platforms: What to lower for, of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`; the
             hardware need not be here. None means the platform that JAX runs on here.
@@ -87,10 +88,13 @@ def export_model(
         ConfigError: An option that cannot be used.
     """
     target = _checked_target(dir, name, overwrite=overwrite)
+    writer = get_backend(backend) if isinstance(backend, str) else backend
     request = ExportRequest(
         name=name,
         batch_sizes=checked_batch_sizes(batch_sizes),
-        dynamic_batch=dynamic_batch,
+        dynamic_batch=getattr(writer, "dynamic_batch", False)
+        if dynamic_batch is None
+        else dynamic_batch,
         platforms=checked_platforms(platforms),
         dtype=checked_float_dtype(dtype),
         vjp_order=checked_vjp_order(vjp_order),
@@ -101,7 +105,6 @@ def export_model(
     )
     if verify:
         _require_local_platform(request.platforms)
-    writer = get_backend(backend) if isinstance(backend, str) else backend
     session = session_of(run)
     session.report_drift()
     with session.in_phase(Phase.EXPORTING):
