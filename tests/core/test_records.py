@@ -11,7 +11,7 @@ from flax import nnx
 
 import nitro
 from nitro import TopK
-from nitro.errors import CheckpointError, ConfigError, DivergenceError
+from nitro.errors import CheckpointError, ConfigError, DivergenceError, NitroWarning
 
 
 @pytest.fixture
@@ -227,8 +227,16 @@ def test_index_that_cannot_be_read_is_refused(
 
 
 def test_metric_that_was_not_emitted_is_named_with_what_was(scripted: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"ranks by `val_loss`, .*not emitted[\s\S]*`score`"):
-        scripted([0.1])
+    with pytest.raises(CheckpointError, match=r"ranks by `acc`, .*not emitted[\s\S]*`score`"):
+        scripted([0.1], checkpointer=TopK(metric="acc"))
+
+
+def test_default_policy_keeps_the_newest_where_val_loss_is_not_emitted(scripted: Any) -> None:
+    with pytest.warns(NitroWarning, match=r"not ranked[\s\S]*emits `score`[\s\S]*TopK\(metric="):
+        run = scripted([0.3, 0.1, 0.2])
+
+    kept = nitro.checkpoints(run.run_dir)
+    assert [(entry.epoch, entry.score) for entry in kept] == [(3, None)]
 
 
 def test_metric_that_is_not_finite_stops_the_run(scripted: Any) -> None:

@@ -114,6 +114,7 @@ class Session:
     record_requested: bool = False
     has_released: bool = False
     told_slow_data: bool = False
+    told_unranked: bool = False
     told_non_finite: defaultdict[str, set[str]] = field(
         default_factory=lambda: defaultdict(set[str])
     )
@@ -271,10 +272,29 @@ class Session:
                 record_items(self),
                 step=self.step,
                 epoch=self.epoch,
-                metrics=metrics,
+                metrics=self._ranking_metrics(metrics),
                 stop_reason=reason,
                 meta=record_meta(self, metrics),
             )
+
+    def _ranking_metrics(self, metrics: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        """What a record is ranked by; nothing where only the default policy misses its metric."""
+        policy = self.setup.checkpointer
+        is_default = self.setup.sources["checkpointer"] == "default"
+        if policy is None or metrics is None or not is_default or policy.metric in metrics:
+            return metrics
+        if not self.told_unranked:
+            self.told_unranked = True
+            warnings.warn(
+                f"Records are not ranked: the default checkpointer ranks by `{policy.metric}`, "
+                f"and `{self.setup.owner}.metrics` emits {', '.join(f'`{m}`' for m in metrics)}. "
+                "Only the newest record is kept.\n"
+                f'  fix: pass `checkpointer=nitro.TopK(metric="{next(iter(metrics), "acc")}", '
+                'mode="max")`, or have `metrics` emit it',
+                NitroWarning,
+                stacklevel=2,
+            )
+        return None
 
     @functools.cached_property
     def fixed_meta(self) -> dict[str, Any]:
