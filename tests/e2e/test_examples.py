@@ -15,9 +15,7 @@ import nitro
 from nitro_export_stablehlo import load_bundle
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MNIST = Path(
-    os.environ.get("NITRO_MNIST") or EXAMPLES.parents[1] / "shared" / "data" / "mnist.npz"
-)
+MNIST = Path(os.environ.get("NITRO_MNIST") or EXAMPLES.parents[1] / "shared" / "data" / "mnist.npz")
 
 
 @pytest.fixture
