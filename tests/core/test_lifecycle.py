@@ -162,7 +162,7 @@ def test_a_stop_may_come_from_another_thread(handle):
         started.wait()
         run.request_stop()
 
-    thread = threading.Thread(target=stop)
+    thread = threading.Thread(target=stop, daemon=True)
     thread.start()
     run.train()
     thread.join()

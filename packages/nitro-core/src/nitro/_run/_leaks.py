@@ -72,7 +72,7 @@ class LeakWatch:
         if len(self._rss) <= _EPOCHS or growth < least:
             return []
         return [
-            f"resident memory {in_units(self._rss[0])} → {in_units(self._rss[-1])} "
+            f"resident memory by {in_units(growth)} to {in_units(self._rss[-1])} "
             f"in {len(self._rss) - 1} epochs"
         ]
 
