@@ -314,3 +314,20 @@ def test_a_sweep_in_separate_processes_compiles_once_on_the_machine(tmp_path):
 
     assert (first["persistent_hits"], first["persistent_misses"]) == (0, 4)
     assert (second["persistent_hits"], second["persistent_misses"]) == (4, 0)
+
+
+def test_a_resumed_run_compiles_nothing_after_its_first_step(handle, tmp_path):
+    options = {"run_dir": tmp_path, "checkpointer": nitro.TopK()}
+    handle(Probe(max_epochs=1), logger=FirstStep(), **options).train()
+
+    logger = ResumedStep()
+    handle(Probe(max_epochs=3), logger=logger, resume="auto", **options).train()
+
+    assert len(_COMPILES) == logger.compiles
+
+
+class ResumedStep(FirstStep):
+    """Notes how many compiles there had been when the first step after a resume was logged."""
+
+    def metrics(self, values, *, context, step, epoch, **more):
+        super().metrics(values, context=context, step=step - 10, epoch=epoch, **more)

@@ -75,7 +75,6 @@ def exported(run: nitro.Nitro, tmp_path_factory: pytest.TempPathFactory) -> Path
         dir=tmp_path_factory.mktemp("export"),
         name="images_v1",
         batch_sizes=(1, 32),
-        dynamic_batch=True,
         platforms=("cpu",),
     )
 
@@ -142,3 +141,17 @@ def test_failed_export_leaves_nothing_behind(exported: Path, run: nitro.Nitro) -
         )
 
     assert not list(exported.parent.glob("*broken*"))
+
+
+def test_trainable_means_parameters_and_not_running_statistics(
+    run: nitro.Nitro, tmp_path: Path
+) -> None:
+    tf = pytest.importorskip("tensorflow")
+    path = nitro.export_model(
+        run, "tf", dir=tmp_path, name="tuned", vjp_order=1, trainable=True, verify=False
+    )
+
+    weights = tf.saved_model.load(str(path)).weights
+    frozen = {name for name, variable in weights.items() if not variable.trainable}
+    assert frozen == {"norm.mean", "norm.var"}
+    assert len(weights) == 8
