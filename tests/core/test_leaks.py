@@ -60,7 +60,7 @@ def test_a_hook_that_keeps_numpy_arrays_is_caught(tmp_path):
     kept: list[Any] = []
 
     with pytest.warns(NitroWarning, match=r"resident memory by \d+.* MiB to .* in \d epochs"):
-        train(Line(keep=lambda _: kept.append(np.ones(16 * MIB, np.uint8))), tmp_path, max_epochs=5)
+        train(Line(keep=lambda _: kept.append(np.ones(32 * MIB, np.uint8))), tmp_path, max_epochs=5)
 
 
 def test_three_epochs_are_too_few_to_tell(tmp_path):
