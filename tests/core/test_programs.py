@@ -19,7 +19,7 @@ from flax import nnx
 
 import nitro
 from nitro._logs import NullLogger
-from nitro.errors import ConfigError, DriftWarning, ProgramError
+from nitro.errors import ConfigError, DriftWarning, NitroWarning, ProgramError
 
 SCALE = 2.0
 _COMPILES: list[float] = []
@@ -331,3 +331,21 @@ class ResumedStep(FirstStep):
 
     def metrics(self, values, *, context, step, epoch, **more):
         super().metrics(values, context=context, step=step - 10, epoch=epoch, **more)
+
+
+LOCK = threading.Lock()
+
+
+def test_what_has_no_content_is_reported_once_by_name(handle, recwarn):
+    class Guarded(Probe):
+        def loss(self, logits, *, y):
+            with LOCK:
+                return super().loss(logits, y=y)
+
+    with pytest.warns(
+        NitroWarning, match=r"reaches `global .*LOCK \(lock\)`, which cannot be comp"
+    ):
+        handle(Guarded())
+    handle(Guarded())
+
+    assert not recwarn.list

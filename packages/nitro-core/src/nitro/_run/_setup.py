@@ -44,7 +44,7 @@ from nitro._progress import make_reporter
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
-from nitro.errors import ConfigError, DataError
+from nitro.errors import ConfigError, DataError, NitroWarning
 
 from ._derive import derive
 from ._position import check_position
@@ -186,6 +186,7 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         max_constant_bytes=_or_infinite(options.max_constant_bytes),
         slow_compile_s=options.slow_compile_s,
     )
+    _warn_unfingerprinted(programs)
     stopper = _checked_stopper(experiment, splits, given["early_stop"])
     _warn_near_misses(routes, first)
     moves_in_epoch, notes = check_position(source, splits, writes_records=checkpointer is not None)
@@ -461,6 +462,24 @@ def _make_logger(experiment: Experiment, options: RunOptions, given: Any) -> Log
     return checked_logger(JSONLinesLogger() if logger is UNSET else logger, options.run_dir)
 
 
+def _warn_unfingerprinted(programs: RunPrograms) -> None:
+    """Tells once per process what traced code reaches that has no content to compare."""
+    new = [name for name in programs.unfingerprinted() if name not in _told_unfingerprinted]
+    _told_unfingerprinted.update(new)
+    if new:
+        warnings.warn(
+            f"Traced code reaches {', '.join(f'`{name}`' for name in new)}, which cannot be compared "
+            "by content and counts as itself: a change inside it is not seen, and another object in "
+            "its place compiles anew.\n"
+            "  fix: pass what the code needs of it as a field, or as a plain value",
+            NitroWarning,
+            stacklevel=5,
+        )
+
+
+_told_unfingerprinted: set[str] = set()
+
+
 def _warn_near_misses(routes: Mapping[str, Route], first: Mapping[str, Batch]) -> None:
     batch = next(iter(first.values()), None)
     if batch is None:
@@ -470,5 +489,6 @@ def _warn_near_misses(routes: Mapping[str, Route], first: Mapping[str, Batch]) -
             warnings.warn(
                 f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
                 f"takes its default; did you mean `{close}`?",
+                NitroWarning,
                 stacklevel=5,
             )
