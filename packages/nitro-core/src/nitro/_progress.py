@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import os
 import sys
 import time
@@ -455,9 +456,8 @@ def _notebook_display() -> tuple[Callable[..., Any], Callable[[str], Any]] | Non
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return None
-    from IPython.display import HTML, display  # pyright: ignore[reportMissingImports] - in kernels
-
-    return display, HTML
+    shown = importlib.import_module("IPython.display")
+    return shown.display, shown.HTML
 
 
 def _end_quietly(reporter: Reporter) -> None:
