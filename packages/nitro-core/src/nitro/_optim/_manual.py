@@ -17,7 +17,7 @@ from nitro.errors import HookError
 from ._curves import Evaluate
 from ._schedule_keys import Schedule, read_manual_schedules
 from ._schedules import device_values, device_widths, fill_table, rate_values
-from ._table import RowLayout, StepTable
+from ._table import RowLayout, StepTable, device_at
 
 _HYPER = ".hyperparams."
 
@@ -82,9 +82,7 @@ class ManualOptimizers:
     def device_at(self, device: Flat, step: int) -> Flat:
         """The Device fields after `step` finished steps."""
         scheduled = [name for name in device if f"device.{name}" in self.schedules]
-        row = self.steps[[max(step - 1, 0)]][0]
-        fields = {name: self.layout.field_at(row, name, device[name]) for name in scheduled}
-        return {**device, **jax.tree.map(jnp.asarray, fields)}
+        return device_at(self.layout, self.steps, scheduled, device, step)
 
     def _at_row(self, name: str, value: Any, row: jax.Array) -> Any:
         column = self.layout.columns.get(f"opt.{_short(name)}") if _HYPER in name else None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -22,7 +21,7 @@ from ._groups import ParamGroup
 from ._hyper import Hyper
 from ._opt_state import owned_state
 from ._schedule_keys import Schedule
-from ._table import RowLayout, StepTable
+from ._table import RowLayout, StepTable, device_at
 from ._weak import call_weakly
 
 
@@ -127,10 +126,7 @@ class Optimizer:
         scheduled = [name for name in device if f"device.{name}" in self.schedules]
         if not scheduled:
             return device
-        # On NumPy: eager JAX operations would compile, in the middle of a run.
-        row = self.steps[[max(step - 1, 0)]][0]
-        fields = {name: self.layout.field_at(row, name, device[name]) for name in scheduled}
-        return {**device, **jax.tree.map(jnp.asarray, fields)}
+        return device_at(self.layout, self.steps, scheduled, device, step)
 
     def update(
         self,

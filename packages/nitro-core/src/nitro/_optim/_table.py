@@ -111,6 +111,19 @@ class StepTable:
         return rows
 
 
+def device_at(
+    layout: RowLayout, steps: StepTable, scheduled: Sequence[str], device: Flat, step: int
+) -> Flat:
+    """The Device fields after `step` finished steps, for what runs between two steps.
+
+    Evaluation after step n sees what step n saw; before the first step, what it will see.
+    """
+    # On NumPy: eager JAX operations would compile, in the middle of a run.
+    row = steps[[max(step - 1, 0)]][0]
+    fields = {name: layout.field_at(row, name, device[name]) for name in scheduled}
+    return {**device, **jax.tree.map(jnp.asarray, fields)}
+
+
 def is_schedulable(value: Any) -> bool:
     """Whether a Device field (a tree of arrays) can be a part of a float32 row."""
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
