@@ -268,6 +268,12 @@ def _opened(target: str, checkpoint: str | None, sets: list[str] | None) -> tupl
             expected="a run, or `--checkpoint RUN` beside the class",
             fix=f"add `--checkpoint RUN` to `{target}`",
         )
+    if checkpoint is not None and Path(target).is_dir():
+        raise ConfigError(
+            f"`{target}` is a directory, and `--checkpoint` is `{checkpoint}`.",
+            expected="a class beside `--checkpoint`, or a run alone",
+            fix=f"name the record alone: `{checkpoint}`",
+        )
     record = open_record(checkpoint or target)
     cls = class_of_record(record) if checkpoint is None else load_experiment(target)
     fields = _parsed(sets or [], lambda text: parse_override(cls, text))

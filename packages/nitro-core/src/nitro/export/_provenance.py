@@ -25,26 +25,38 @@ def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
         "nitro_version": __version__,
         "experiment": session.setup.owner,
         "config": session.config(),
-        "seed": session.setup.options.seed,
-        "step": session.step,
-        "epoch": session.epoch,
         "weights": session.setup.source.display,
-        "run_dir": str(session.setup.options.run_dir),
+        **_run_facts(session),
         "python_version": platform.python_version(),
         "platform": platform.platform(),
         "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         **{f"{name}_version": metadata.version(name) for name in _PACKAGES},
     }
-    if session.setup.preset is not None:
-        facts["preset"] = session.setup.preset
-    if session.history.rows:
-        last = session.history.rows[-1]
-        facts["metrics"] = {name: value for name, value in last.items() if name != "epoch"}
     root = _source_folder(session)
     if root is None:
         return facts, None
     git, patch = _git_facts(root)
     return {**facts, **git}, patch
+
+
+def _run_facts(session: Session) -> dict[str, Any]:
+    """What is known of the training that the weights come from."""
+    setup, record = session.setup, session.setup.source.record
+    # A handle that only looks at a record has trained nothing: the record says who did.
+    if record is not None and not session.step:
+        known = {name: record.meta[name] for name in ("seed", "step", "epoch", "metrics")}
+        preset, run_dir = setup.preset or record.meta["preset"], record.path.parent.parent
+    else:
+        last = session.history.rows[-1] if session.history.rows else {}
+        known = {
+            "seed": setup.options.seed,
+            "step": session.step,
+            "epoch": session.epoch,
+            "metrics": {name: value for name, value in last.items() if name != "epoch"},
+        }
+        preset, run_dir = setup.preset, setup.options.run_dir
+    known |= {"preset": preset, "run_dir": str(run_dir)}
+    return {name: fact for name, fact in known.items() if fact not in (None, {})}
 
 
 def _source_folder(session: Session) -> Path | None:
