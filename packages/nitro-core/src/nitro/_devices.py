@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from nitro.errors import ConfigError
 
@@ -78,6 +79,21 @@ def checked_n_devices(n_devices: Any) -> int:
             fix="leave `n_devices` out",
         )
     return 1
+
+
+def brought_home(tree: Any) -> Any:
+    """The same arrays on the one device that Nitro works on, wherever they are now.
+
+    That is JAX's default device. Arrays that are there already are not copied, and leaves
+    that are no JAX arrays stay as they are.
+    """
+    home = jax.device_put(np.zeros(())).sharding
+    return jax.tree.map(lambda leaf: _moved(leaf, home), tree)
+
+
+def _moved(leaf: Any, home: Any) -> Any:
+    is_away = isinstance(leaf, jax.Array) and leaf.sharding != home
+    return jax.device_put(leaf, home) if is_away else leaf
 
 
 def _choose_platform(platform: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from nitro._devices import brought_home
 from nitro._trees import Flat, describe_array, variable_name
 from nitro.errors import HookError
 
@@ -91,6 +92,8 @@ class _Structure:
 def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
     """Splits what `build_model` returned into layout, weights and model state.
 
+    All of its arrays come to the device that Nitro works on.
+
     Raises:
         HookError: Not an `nnx.Module`, or two variables with one dotted name.
     """
@@ -100,6 +103,8 @@ def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
             expected="an `nnx.Module`",
             fix="wrap a linen module as `nnx.bridge.ToNNX(module, rngs=rngs)`",
         )
+    # A pre-trained part may come from another device, or spread over a mesh.
+    nnx.update(model, brought_home(nnx.state(model)))
     model.eval()
     eval_graph, _, _ = nnx.split(model, nnx.Param, ...)
     eval_modules = _described_modules(model)

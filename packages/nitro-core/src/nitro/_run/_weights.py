@@ -132,9 +132,10 @@ def _is_key(value: Any) -> bool:
 
 
 def _converted(value: Any, like: Any) -> Any:
+    # Copies, by way of the host: the step program overwrites its state, the source keeps its
+    # own, and what is spread over a mesh or on another device comes to where the model is.
     if _is_key(like):
         data = jax.random.key_data(value) if _is_key(_arraylike(value)) else value
-        return jax.random.wrap_key_data(jnp.array(data), impl=jax.random.key_impl(like))
-    # A copy: the step program overwrites its state, and the source keeps its own.
-    array = np.array(value).astype(like.dtype)
-    return jax.device_put(array, like.sharding)
+        placed = jax.device_put(np.array(data), like.sharding)
+        return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
+    return jax.device_put(np.array(value).astype(like.dtype), like.sharding)
