@@ -41,6 +41,7 @@ PUBLIC = {
     "export_model",
     "hooks",
     "on_phase",
+    "runs",
     "setup_devices",
     "testing",
 }

@@ -6,6 +6,7 @@ from . import testing as testing
 from ._checkpoint import TopK as TopK
 from ._checkpoint import checkpoint_info as checkpoint_info
 from ._checkpoint import checkpoints as checkpoints
+from ._checkpoint import runs as runs
 from ._devices import setup_devices as setup_devices
 from ._experiment import Device as Device
 from ._experiment import Experiment as Experiment

@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nitro.errors import ConfigError, NitroWarning
+from nitro.errors import ConfigError, warn
 
 REPORTER_VERBS = ("begin", "advance", "phase", "note", "epoch_end", "end")
 
@@ -405,11 +404,9 @@ class GuardedReporter:
         except Exception as error:  # noqa: BLE001
             self._reporter = None
             _end_quietly(reporter)
-            warnings.warn(
+            warn(
                 f"The progress reporter {type(reporter).__name__} raised {type(error).__name__} in "
-                f"`{verb}`: {error}. It is switched off; the run goes on.",
-                NitroWarning,
-                stacklevel=3,
+                f"`{verb}`: {error}. It is switched off; the run goes on."
             )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 
 class NitroError(Exception):
@@ -98,6 +101,25 @@ class NitroWarning(UserWarning):
 
 class DriftWarning(NitroWarning):
     """Code or configuration moved under a handle, which goes on as it was built."""
+
+
+def warn(message: str, category: type[NitroWarning] = NitroWarning) -> None:
+    """Warns at the line of the user's that led here, however deep the call is.
+
+    Args:
+        message: What can be lived with, and how to change it.
+        category: The class of the warning.
+    """
+    frame, level = inspect.currentframe(), 1
+    inside = {"nitro", _package(frame.f_back) if frame else ""}
+    while frame is not None and frame.f_back is not None and _package(frame) in inside:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _package(frame: FrameType | None) -> str:
+    """The top-level package that a frame's code belongs to."""
+    return "" if frame is None else str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

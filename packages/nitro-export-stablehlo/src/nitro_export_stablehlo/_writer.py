@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ import jax.export
 import numpy as np
 from jax.extend.mlir.dialects import stablehlo
 
-from nitro.errors import ConfigError, ExportError
+from nitro.errors import ConfigError, ExportError, warn
 from nitro.export import solve_sizes
 
 from ._artifact import Signature, make_artifact
@@ -342,8 +341,7 @@ def _provenance(
 
 def _warn_of_custom_calls(calls: Collection[str]) -> None:
     if calls:
-        warnings.warn(
+        warn(
             f"The program calls {', '.join(sorted(calls))}, which only a runtime with these "
-            "targets can run: JAX on a CPU can, IREE and GPU servers cannot.",
-            stacklevel=6,
+            "targets can run: JAX on a CPU can, IREE and GPU servers cannot."
         )

@@ -6,7 +6,6 @@ import importlib.metadata
 import logging
 import re
 import uuid
-import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +15,7 @@ import jax
 import jax.export
 import numpy as np
 
-from nitro.errors import ConfigError, ExportError, NitroWarning, did_you_mean
+from nitro.errors import ConfigError, ExportError, did_you_mean, warn
 
 from ._assets import Index, digest, write_assets, write_index
 from ._calls import Call, make_call, make_differentiable
@@ -118,11 +117,9 @@ def write_saved_model(
     """
     inputs, outputs = check_program(program)
     if program.postprocess is not None:
-        warnings.warn(
+        warn(
             f"The post-process of `{program.name}` is left out: a SavedModel cannot ship a "
-            'script. The backend "stablehlo" can.',
-            NitroWarning,
-            stacklevel=2,
+            'script. The backend "stablehlo" can.'
         )
     versions = _versions(tf, target)
     with tf.device("/CPU:0"):

@@ -13,6 +13,7 @@ from ._records import (
     listed,
     open_record,
 )
+from ._runs import RunSummary, runs
 from ._writer import RecordWriter
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Record",
     "RecordEntry",
     "RecordWriter",
+    "RunSummary",
     "TopK",
     "checkpoint_info",
     "checkpoints",
@@ -31,4 +33,5 @@ __all__ = [
     "open_record",
     "read_index",
     "records_dir",
+    "runs",
 ]

@@ -107,15 +107,23 @@ def _of_run(entries: list[RecordEntry], name: _Name, directory: Path) -> list[Re
     return own
 
 
-def _best(own: list[RecordEntry], name: _Name) -> RecordEntry:
-    scored = [entry for entry in own if entry.score is not None]
+def best_of(entries: Sequence[RecordEntry]) -> RecordEntry | None:
+    """The best record of one run under the metric that ranked it last; None without a score."""
+    scored = [entry for entry in entries if entry.score is not None]
     if not scored:
-        if name.which is None:
-            return newest(own)
-        raise CheckpointError(
-            f"`{name.text}` has no scored record: its run had no validation.",
-            fix=f"use `{name.text.removesuffix('@best')}@latest`",
-        )
+        return None
     last = scored[-1]
     mode = "max" if last.mode == "max" else "min"
     return TopK(k=1, metric=last.metric or "", mode=mode).best(scored)[0]
+
+
+def _best(own: list[RecordEntry], name: _Name) -> RecordEntry:
+    best = best_of(own)
+    if best is not None:
+        return best
+    if name.which is None:
+        return newest(own)
+    raise CheckpointError(
+        f"`{name.text}` has no scored record: its run had no validation.",
+        fix=f"use `{name.text.removesuffix('@best')}@latest`",
+    )

@@ -58,7 +58,7 @@ class RecordWriter:
         stop_reason: str | None,
         meta: Mapping[str, Any],
     ) -> None:
-        """Starts writing a record; waits for the one before it.
+        """Starts writing a record, if the policy would keep it; waits for the one before it.
 
         Args:
             items: What to save, one flat mapping of arrays for each item; may be donated as
@@ -76,6 +76,8 @@ class RecordWriter:
         """
         score = None if metrics is None else self.policy.score(metrics)
         self.wait()
+        if not self._is_admitted(score):
+            return
         entry = RecordEntry(
             name="",
             run=self.run,
@@ -129,6 +131,12 @@ class RecordWriter:
         """This run's records that are on disk, oldest first."""
         return [entry for entry in read_index(self.directory) if entry.run == self.run]
 
+    def _is_admitted(self, score: float | None) -> bool:
+        # Most policies admit all: reading the index would hold up the training for nothing.
+        if self.policy.keep_latest:
+            return True
+        return self.policy.admits(score, read_index(self.directory), run=self.run)
+
     def _write(self, entry: RecordEntry, arrays: dict[str, Flat], meta: Mapping[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._tidy()
@@ -160,10 +168,9 @@ class RecordWriter:
             checkpointer.save(self.directory / entry.name, args=arguments)
 
     def _list(self, entries: list[RecordEntry], *, dropped: list[RecordEntry]) -> None:
-        """Writes the index, then deletes; records of other runs stay as they are."""
-        own = [e for e in entries if e.run == self.run]
-        kept = self.policy.kept(own)
-        dropped = dropped + [e for e in own if e not in kept]
+        """Writes the index, then deletes what the policy does not keep."""
+        kept = self.policy.kept(entries, run=self.run)
+        dropped = dropped + [e for e in entries if e not in kept]
         # Listed before anything is deleted: a kill in between leaves a record too many,
         # never an entry without its record.
         write_index(self.directory, [e for e in entries if e not in dropped])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from nitro.errors import ConfigError
+from nitro.errors import ConfigError, warn
 
 Evaluate = Callable[..., Any]
 """`evaluate(label, function, *arguments)` runs a pure function as one compiled program."""
@@ -78,10 +77,9 @@ def _evaluated_in_python(key: str, schedule: Callable[..., Any], num_steps: int)
             if not values:
                 error.add_note(f"raised by the schedule `{key}` at its first step, 0")
                 raise
-            warnings.warn(
+            warn(
                 f"The schedule `{key}` raised {type(error).__name__} ({error}) at step {step} of "
-                f"{num_steps}, counted from 0: it holds its last value from there on.",
-                stacklevel=2,
+                f"{num_steps}, counted from 0: it holds its last value from there on."
             )
             values += [values[-1]] * (num_steps - len(values))
             break
@@ -91,11 +89,10 @@ def _evaluated_in_python(key: str, schedule: Callable[..., Any], num_steps: int)
 
 def _warn_if_slow(key: str, seconds: float, num_steps: int) -> None:
     if seconds > _SLOW_LOOP_S:
-        warnings.warn(
+        warn(
             f"The schedule `{key}` does not trace under JAX, so setup called it {num_steps} times "
             f"in Python, which took {seconds:.1f} s. Written in `jax.numpy`, without branches on "
-            "the step, it is one compiled call.",
-            stacklevel=2,
+            "the step, it is one compiled call."
         )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nitro.errors import NitroWarning
+from nitro.errors import warn
 
 from ._jaxpr import bodies, equations, jaxprs
 from ._source_lines import SourceLine, user_lines
@@ -30,11 +29,9 @@ def warn_if_slow(program: str, jaxpr: Any, *, seconds: float, limit_s: float) ->
     """
     if seconds <= limit_s:
         return
-    warnings.warn(
+    warn(
         f"Compiling the {program} took {seconds:.1f} s, over `slow_compile_s` = {limit_s:g}.\n"
-        + size_report(jaxpr),
-        NitroWarning,
-        stacklevel=2,
+        + size_report(jaxpr)
     )
 
 

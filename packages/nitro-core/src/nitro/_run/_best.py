@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from nitro._checkpoint import open_record
-from nitro.errors import ConfigError, NitroWarning
+from nitro.errors import ConfigError, warn
 
 from ._session import Session
 
@@ -18,11 +16,9 @@ def restore_best(session: Session) -> None:
     """
     path = session.best_record()
     if path is None:
-        warnings.warn(
+        warn(
             "`restore_best=True`, but the run has no record with a score; the weights stay as "
-            "training left them.",
-            NitroWarning,
-            stacklevel=4,
+            "training left them."
         )
         return
     record = open_record(path)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from nitro._experiment import DRIVER_OPTIONS, Experiment, field_value
-from nitro.errors import HookError, NitroError, NitroWarning
+from nitro.errors import HookError, NitroError, warn
 
 from ._restore import Source
 
@@ -56,12 +55,10 @@ def derive(
 def _tell_changes(experiment: Experiment, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     moved = [name for name in now if name in saved and saved[name] != now[name]]
     if moved:
-        warnings.warn(
+        warn(
             f"`{type(experiment).__name__}.derive` gives {', '.join(moved)} another value than when "
             "the record was written: the data has changed.\n"
-            "  The run goes on with the new value, so it is not the run that was stopped.",
-            NitroWarning,
-            stacklevel=5,
+            "  The run goes on with the new value, so it is not the run that was stopped."
         )
 
 
@@ -94,12 +91,10 @@ def decode_derived(encoded: Mapping[str, Any], where: str) -> dict[str, Any]:
     values = {name: _value(item) for name, item in encoded.items()}
     lost = [name for name, value in values.items() if isinstance(value, _Lost)]
     if lost:
-        warnings.warn(
+        warn(
             f"The weights {where} were trained with derived values of {', '.join(lost)}, which a "
             "record cannot hold; the experiment's own are used.\n"
-            "  fix: derive numbers, strings, arrays, or tuples and dicts of them",
-            NitroWarning,
-            stacklevel=5,
+            "  fix: derive numbers, strings, arrays, or tuples and dicts of them"
         )
     return {name: value for name, value in values.items() if name not in lost}
 

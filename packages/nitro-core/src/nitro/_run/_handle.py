@@ -26,6 +26,7 @@ from ._loop import plan_memory, run_training
 from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
 from ._resume import resume_session, start_session
+from ._retention import refuse_unranked_record, tell_retention
 from ._session import Session, make_session, release_sources
 from ._setup import set_up
 
@@ -133,6 +134,8 @@ class Nitro:
     ) -> None:
         self._session = make_session(set_up(experiment, given, preset=preset))
         self._session.handle = self
+        if self._session.records is not None and "train" in self._session.setup.splits:
+            tell_retention(self._session.records)
         source = self._session.setup.source
         if source.resumed is not None:
             resume_session(self._session, source.resumed)
@@ -246,7 +249,7 @@ class Nitro:
         """Writes a record: at once, or at the next boundary between calls while training.
 
         Raises:
-            ConfigError: The handle writes no records.
+            ConfigError: The handle writes no records, or keeps none without a score.
         """
         session = self._session
         if session.records is None:
@@ -254,6 +257,7 @@ class Nitro:
                 "This handle writes no records: its `checkpointer` is None.",
                 fix="build it with `checkpointer=nitro.TopK()`",
             )
+        refuse_unranked_record(session.records.policy)
         if session.phase is Phase.TRAINING:
             session.record_requested = True
         else:
@@ -430,6 +434,12 @@ class Nitro:
     def note(self, text: str) -> None:
         """Shows a few words beside the progress, until the next phase."""
         self._session.reporter.note(text)
+
+    @property
+    def run_id(self) -> str | None:
+        """The id that this handle's records carry; None where it writes none."""
+        records = self._session.records
+        return None if records is None else records.run
 
     @property
     def logger(self) -> Logger:

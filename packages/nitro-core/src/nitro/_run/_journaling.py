@@ -7,13 +7,12 @@ import os
 import socket
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nitro._experiment import locate
 from nitro._journal import RunFile, write_run_file
-from nitro.errors import NitroWarning
+from nitro.errors import warn
 
 from ._binding import binding_report
 from ._setup import Setup
@@ -57,11 +56,9 @@ class RunJournal:
             self._written_s = time.monotonic()
             if not self._told_unwritable:
                 self._told_unwritable = True
-                warnings.warn(
+                warn(
                     f"`run.json` in `{session.setup.options.run_dir}` cannot be written: "
-                    f"{failure.strerror}. Training goes on.",
-                    NitroWarning,
-                    stacklevel=4,
+                    f"{failure.strerror}. Training goes on."
                 )
 
     def _write(self, session: Session, status: str, error: BaseException | None = None) -> None:

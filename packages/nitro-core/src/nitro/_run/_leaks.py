@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import jax
 
 from nitro._programs import in_units
 from nitro._trees import describe_array
-from nitro.errors import NitroWarning
+from nitro.errors import warn
 
 _EPOCHS = 3
 """So many epochs in a row must have grown: a warm-up grows for one or two."""
@@ -47,13 +46,11 @@ class LeakWatch:
         lines = [*self._grown_arrays(), *self._grown_memory()]
         if lines:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"Memory grew in each of the last {_EPOCHS} epochs, up to epoch {epoch}: "
                 + "; ".join(lines)
                 + ".\n  fix: look for a hook or a callback that keeps what it gets, such as a list "
-                "that metrics append to; keep numbers (`float(x)`), or copies on disk",
-                NitroWarning,
-                stacklevel=2,
+                "that metrics append to; keep numbers (`float(x)`), or copies on disk"
             )
 
     def _grown_arrays(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -12,7 +11,7 @@ import jax
 
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
-from nitro.errors import DivergenceError, NitroWarning
+from nitro.errors import DivergenceError, warn
 
 from ._binding import binding_report
 from ._leaks import LeakWatch
@@ -80,11 +79,7 @@ def _end_after_error(session: Session, error: BaseException) -> None:
         try:
             end()
         except Exception as second:  # noqa: BLE001 - it must not hide why the run failed
-            warnings.warn(
-                f"Training failed; then ending {what} raised {type(second).__name__}: {second}",
-                NitroWarning,
-                stacklevel=3,
-            )
+            warn(f"Training failed; then ending {what} raised {type(second).__name__}: {second}")
 
 
 def _run_epochs(session: Session) -> StopReason:
@@ -207,13 +202,11 @@ def _report_data_wait(session: Session, waited_s: float, share: float) -> None:
     session.setup.logger.metrics(values, context="data", step=session.step, epoch=session.epoch)
     if share > _SLOW_DATA and waited_s > _WORTH_TELLING_S and not session.told_slow_data:
         session.told_slow_data = True
-        warnings.warn(
+        warn(
             f"Training waited for data for {share:.0%} of epoch {session.epoch}: it could be up "
             f"to {1 / (1 - min(share, 0.99)):.1f} times as fast.\n"
             "  fix: make the loader faster (fewer Python steps per sample, more workers), or keep "
-            "the data in an ArrayLoader",
-            NitroWarning,
-            stacklevel=2,
+            "the data in an ArrayLoader"
         )
 
 
@@ -240,11 +233,9 @@ def _finite(
     silent = session.told_non_finite[context] | (steering if context == "val" else set())
     for name in sorted(values.keys() - finite.keys() - silent):
         session.told_non_finite[context].add(name)
-        warnings.warn(
+        warn(
             f"The metric `{name}` of `{context}` is {values[name]} at step {step}.\n"
-            "  Values that are not finite are left out of the log; nothing steers by this one.",
-            NitroWarning,
-            stacklevel=2,
+            "  Values that are not finite are left out of the log; nothing steers by this one."
         )
     return finite
 
@@ -265,11 +256,9 @@ def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason
     if session.records is None:
         return
     if session.steps_in_epoch and not session.setup.moves_in_epoch:
-        warnings.warn(
+        warn(
             f"No record of step {session.step}: the training source cannot go on inside an epoch. "
-            f"A run that is resumed repeats epoch {session.epoch + 1} from its start.",
-            NitroWarning,
-            stacklevel=2,
+            f"A run that is resumed repeats epoch {session.epoch + 1} from its start."
         )
         return
     with session.in_phase(Phase.CHECKPOINTING):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from nitro._programs import (
     program_memory,
     tree_bytes,
 )
-from nitro.errors import MemoryPlanError, NitroWarning
+from nitro.errors import MemoryPlanError, warn
 
 from ._session import Session
 
@@ -98,9 +97,7 @@ def check_memory_plan(plan: MemoryPlan, owner: str) -> None:
             expected=f"less than {in_units(plan.limit_bytes)}",
             fix="; or ".join([*_advice(plan), "raise `memory_limit_bytes` if it is wrong"]),
         )
-    warnings.warn(
-        f"{problem}\n  to lower it: {'; or '.join(_advice(plan))}", NitroWarning, stacklevel=2
-    )
+    warn(f"{problem}\n  to lower it: {'; or '.join(_advice(plan))}")
 
 
 def _kept(

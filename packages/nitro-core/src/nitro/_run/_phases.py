@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nitro.errors import NitroWarning
+from nitro.errors import warn
 
 if TYPE_CHECKING:
     from ._handle import Nitro
@@ -99,9 +98,7 @@ class Monitors:
     def _warn_once(self, monitor: Monitor, error: Exception) -> None:
         if monitor not in self._failed:
             self._failed.add(monitor)
-            warnings.warn(
+            warn(
                 f"The monitor {getattr(monitor, '__qualname__', monitor)!r} raised "
-                f"{type(error).__name__}: {error}. It stays registered; the run goes on.",
-                NitroWarning,
-                stacklevel=2,
+                f"{type(error).__name__}: {error}. It stays registered; the run goes on."
             )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nitro.errors import CheckpointError, NitroWarning
+from nitro.errors import CheckpointError, warn
 
 from ._restore import Source
 
@@ -91,11 +90,9 @@ def check_position(
         )
     line = f"the training source {kind} has no position: runs resume at epoch starts only"
     if writes_records:
-        warnings.warn(
+        warn(
             f"{line[0].upper()}{line[1:]}. Nothing is recorded inside an epoch, and a run that is "
-            f"stopped there goes on from the end of the epoch before.\n  fix: {fix}",
-            NitroWarning,
-            stacklevel=5,
+            f"stopped there goes on from the end of the epoch before.\n  fix: {fix}"
         )
     return False, [line]
 

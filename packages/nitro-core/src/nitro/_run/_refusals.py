@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from nitro._checkpoint import Record, listed
 from nitro._experiment import Experiment, Residency, field_values
 from nitro._logs import Logger, plain
 from nitro._programs import CodeFingerprint
-from nitro.errors import CheckpointError, NitroWarning
+from nitro.errors import CheckpointError, warn
 
 from ._restore import loggable
 
@@ -115,11 +114,9 @@ def check_code(record: Record, code: CodeFingerprint, *, allow: bool) -> None:
     """
     moved_versions = list(_moved_versions(record.meta["versions"]))
     if moved_versions:
-        warnings.warn(
+        warn(
             f"The record `{record.path}` was written with " + ", ".join(moved_versions) + ".\n"
-            "  The run goes on; its last bits may differ from those of a run that never stopped.",
-            NitroWarning,
-            stacklevel=5,
+            "  The run goes on; its last bits may differ from those of a run that never stopped."
         )
     same_python = record.meta["versions"]["python"] == versions()["python"]
     lines = code.differences(record.meta["code"], reads_bytecode=same_python)
@@ -127,7 +124,7 @@ def check_code(record: Record, code: CodeFingerprint, *, allow: bool) -> None:
         return
     what = f"What the step program is made of has changed since the record `{record.path}`:\n"
     if allow:
-        warnings.warn(what + listed(lines), NitroWarning, stacklevel=5)
+        warn(what + listed(lines))
         return
     raise CheckpointError(
         what + listed(lines),
@@ -178,14 +175,12 @@ def report_horizon(
     line = f"horizon: {before} steps in the record, {after} now"
     names = ", ".join(f"`{name}`" for name in optimizer.schedules)
     if names:
-        warnings.warn(
+        warn(
             f"The {line}. The schedules of {names} are evaluated anew for all {after} steps, so "
             f"their values jump at step {record.meta['step']}, and the run is not the one that "
             f"{after} steps from the start would have been.\n"
             "  fix: for a run that can be prolonged, use a schedule that does not depend on its "
-            "total",
-            NitroWarning,
-            stacklevel=5,
+            "total"
         )
     return [line]
 
@@ -206,7 +201,7 @@ def _check_epoch_length(record: Record, saved: Mapping[str, int], pace: Mapping[
             f"epoch {record.meta['epoch'] + 1}",
             fix="use the same data, batch size and `accum`, or resume from the end of an epoch",
         )
-    warnings.warn(text, NitroWarning, stacklevel=6)
+    warn(text)
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

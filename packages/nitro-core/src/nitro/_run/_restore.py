@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import jax
 from nitro._checkpoint import Record, newest, open_record, read_index
 from nitro._logs import plain
 from nitro._trees import Flat, describe_array, named_leaves
-from nitro.errors import ConfigError, NitroWarning
+from nitro.errors import ConfigError, warn
 
 from ._weights import Weights, read_weights
 
@@ -118,11 +117,7 @@ def _resumed(resume: str | Path, run_dir: Path) -> Source:
     directory = run_dir.absolute() / "checkpoints"
     if resume == "auto":
         if not read_index(directory):
-            warnings.warn(
-                f'`resume="auto"` found no record in `{run_dir}`; the run starts anew.',
-                NitroWarning,
-                stacklevel=7,
-            )
+            warn(f'`resume="auto"` found no record in `{run_dir}`; the run starts anew.')
             return Source(starts_over=True)
         resume = run_dir
     record = open_record(resume, default="latest", run_dir=run_dir)
@@ -153,11 +148,7 @@ def check_resumed_seed(record: Record, seed: int, source: str) -> int:
     """The record's seed, which wins; says so where another one was asked for."""
     saved: int = record.meta["seed"]
     if seed != saved and source == "keyword":
-        warnings.warn(
-            f"`seed={seed}` is not used: the resumed run has the seed {saved}.",
-            NitroWarning,
-            stacklevel=5,
-        )
+        warn(f"`seed={seed}` is not used: the resumed run has the seed {saved}.")
     return saved
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax
 from nitro._checkpoint import Record, read_index
 from nitro._logs import JSONLinesLogger
 from nitro._trees import dotted, named_leaves
-from nitro.errors import NitroWarning
+from nitro.errors import warn
 
 from ._record_meta import declared_digests, decoded_state, pace
 from ._refusals import report_horizon
@@ -84,11 +83,9 @@ def _warn_if_ended(session: Session, record: Record) -> None:
         fix = "pass `early_stop=None` to train on"
     else:
         return
-    warnings.warn(
+    warn(
         f"The resumed run has ended: epoch {session.epoch} of max_epochs={max_epochs}"
         + (f" ({reason})" if reason else "")
         + "; `train` returns at once.\n"
-        f"  fix: {fix}, or take the weights only: `checkpoint=`",
-        NitroWarning,
-        stacklevel=5,
+        f"  fix: {fix}, or take the weights only: `checkpoint=`"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from nitro._programs import MemoryPlan
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat
-from nitro.errors import DriftWarning, NitroWarning
+from nitro.errors import DriftWarning, warn
 
 from ._evaluate import Evaluator
 from ._journaling import RunJournal, SilentJournal, make_journal
@@ -188,12 +187,11 @@ class Session:
         """
         lines = [*self.setup.programs.drift(), *self._moved_options()]
         if lines:
-            warnings.warn(
+            warn(
                 "Moved since this handle was built: " + "; ".join(lines) + ".\n"
                 "  The handle goes on with the programs and options that it has; a new "
                 "`Nitro(...)` picks the change up.",
                 DriftWarning,
-                stacklevel=4,
             )
 
     def _moved_options(self) -> Iterator[str]:
@@ -285,14 +283,12 @@ class Session:
             return metrics
         if not self.told_unranked:
             self.told_unranked = True
-            warnings.warn(
+            warn(
                 f"Records are not ranked: the default checkpointer ranks by `{policy.metric}`, "
                 f"and `{self.setup.owner}.metrics` emits {', '.join(f'`{m}`' for m in metrics)}. "
                 "Only the newest record is kept.\n"
                 f'  fix: pass `checkpointer=nitro.TopK(metric="{next(iter(metrics), "acc")}", '
-                'mode="max")`, or have `metrics` emit it',
-                NitroWarning,
-                stacklevel=2,
+                'mode="max")`, or have `metrics` emit it'
             )
         return None
 
@@ -320,11 +316,7 @@ def release_sources(session: Session) -> None:
         try:
             release()
         except Exception as error:  # noqa: BLE001 - the run is over, and has its results
-            warnings.warn(
-                f"The split `{split}` could not be released: {type(error).__name__}: {error}",
-                NitroWarning,
-                stacklevel=3,
-            )
+            warn(f"The split `{split}` could not be released: {type(error).__name__}: {error}")
 
 
 def make_history(setup: Setup) -> History:

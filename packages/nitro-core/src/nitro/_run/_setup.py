@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +43,13 @@ from nitro._progress import make_reporter
 from nitro._state import TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
-from nitro.errors import ConfigError, DataError, NitroWarning
+from nitro.errors import ConfigError, DataError, warn
 
 from ._derive import derive
 from ._position import check_position
 from ._refusals import check_anchors, check_code, check_config, check_logger
 from ._restore import Source, check_resumed_seed, find_source, read_opt_state
+from ._retention import checked_checkpointer
 from ._stopping import Stopper, check_stopper
 from ._weights import anchor_weights
 
@@ -178,7 +178,9 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
             )
     if _takes_opt_state(source, given, optimizer) and source.record is not None:
         opt_state = read_opt_state(source.record, opt_state)
-    checkpointer = _checked_checkpointer(experiment, given["checkpointer"])
+    checkpointer = checked_checkpointer(
+        experiment, given["checkpointer"], options=options, splits=splits
+    )
     programs = RunPrograms(
         hooks,
         optimizer=optimizer,
@@ -431,25 +433,6 @@ def needs_loss(hooks: TracedHooks) -> bool:
     return "metrics" not in hooks.routes
 
 
-def _checked_checkpointer(experiment: Experiment, given: Any) -> TopK | None:
-    checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
-    if checkpointer is None:
-        return None
-    if not isinstance(checkpointer, TopK):
-        raise ConfigError(
-            f"`checkpointer` is {checkpointer!r}.",
-            expected="a `nitro.TopK(...)`, or None to write no records",
-        )
-    if checkpointer.metric != "val_loss" and not has_hook(experiment, "metrics"):
-        raise ConfigError(
-            f"`checkpointer` ranks by `{checkpointer.metric}`, but "
-            f"`{type(experiment).__name__}` has no `metrics` hook.",
-            expected="the metric `val_loss`, which needs no hook",
-            fix=f"add a `metrics` hook that emits `{checkpointer.metric}`, or drop `metric=`",
-        )
-    return checkpointer
-
-
 def _checked_stopper(experiment: Experiment, splits: Mapping[str, Any], given: Any) -> Any:
     stopper, _ = resolve_option(experiment, "early_stop", given, None)
     check_stopper(stopper, splits=splits, has_metrics=has_hook(experiment, "metrics"))
@@ -467,13 +450,11 @@ def _warn_unfingerprinted(programs: RunPrograms) -> None:
     new = [name for name in programs.unfingerprinted() if name not in _told_unfingerprinted]
     _told_unfingerprinted.update(new)
     if new:
-        warnings.warn(
+        warn(
             f"Traced code reaches {', '.join(f'`{name}`' for name in new)}, which cannot be compared "
             "by content and counts as itself: a change inside it is not seen, and another object in "
             "its place compiles anew.\n"
-            "  fix: pass what the code needs of it as a field, or as a plain value",
-            NitroWarning,
-            stacklevel=5,
+            "  fix: pass what the code needs of it as a field, or as a plain value"
         )
 
 
@@ -486,9 +467,7 @@ def _warn_near_misses(routes: Mapping[str, Route], first: Mapping[str, Batch]) -
         return
     for route in routes.values():
         for keyword, close in route.near_misses(batch):
-            warnings.warn(
+            warn(
                 f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
-                f"takes its default; did you mean `{close}`?",
-                NitroWarning,
-                stacklevel=5,
+                f"takes its default; did you mean `{close}`?"
             )

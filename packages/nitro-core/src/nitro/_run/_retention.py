@@ -1,0 +1,106 @@
+"""Which records a run keeps: checked at setup, and told where that loses something."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from nitro._checkpoint import RecordWriter, TopK, read_index
+from nitro._experiment import Experiment, RunOptions, has_hook, resolve_option
+from nitro.errors import ConfigError, warn
+
+
+def checked_checkpointer(
+    experiment: Experiment, given: Any, *, options: RunOptions, splits: Mapping[str, Any]
+) -> TopK | None:
+    """The retention policy of a handle; None for one that writes no records.
+
+    Raises:
+        ConfigError: Not a policy, or one that ranks by what is never emitted, or keeps nothing
+            of what is written.
+    """
+    checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
+    if checkpointer is None:
+        return None
+    if not isinstance(checkpointer, TopK):
+        raise ConfigError(
+            f"`checkpointer` is {checkpointer!r}.",
+            expected="a `nitro.TopK(...)`, or None to write no records",
+        )
+    if checkpointer.metric != "val_loss" and not has_hook(experiment, "metrics"):
+        raise ConfigError(
+            f"`checkpointer` ranks by `{checkpointer.metric}`, but "
+            f"`{type(experiment).__name__}` has no `metrics` hook.",
+            expected="the metric `val_loss`, which needs no hook",
+            fix=f"add a `metrics` hook that emits `{checkpointer.metric}`, or drop `metric=`",
+        )
+    if not checkpointer.keep_latest and "train" in splits:
+        _check_ranked_only(options, splits)
+    return checkpointer
+
+
+def _check_ranked_only(options: RunOptions, splits: Mapping[str, Any]) -> None:
+    """Refuses what asks for records without a score where only scored ones are kept."""
+    what = None
+    if "val" not in splits:
+        what = "there is no split `val`"
+    elif options.checkpoint_every_steps is not None:
+        what = f"`checkpoint_every_steps` is {options.checkpoint_every_steps}"
+    if what is not None:
+        raise ConfigError(
+            f"`TopK(keep_latest=False)` keeps scored records only, and {what}.",
+            expected="records that a validation has scored",
+            fix="leave `keep_latest` out, or "
+            + (
+                "add a split `val`" if "val" not in splits else "leave `checkpoint_every_steps` out"
+            ),
+        )
+
+
+def refuse_unranked_record(policy: TopK) -> None:
+    """Refuses a record on request that would not be kept.
+
+    Raises:
+        ConfigError: The policy keeps scored records only.
+    """
+    if not policy.keep_latest:
+        raise ConfigError(
+            "A record on request has no score, and `TopK(keep_latest=False)` keeps only scored "
+            "ones.",
+            fix="build the handle without `keep_latest=False`",
+        )
+
+
+def tell_retention(records: RecordWriter) -> None:
+    """Warns at setup of what the policy gives up, of others' records too."""
+    policy = records.policy
+    entries = read_index(records.directory)
+    others = [entry for entry in entries if entry.run != records.run]
+    at_risk = [entry for entry in others if policy.ranks(entry)]
+    if policy.scope == "dir" and at_risk:
+        runs = len({entry.run for entry in at_risk})
+        warn(
+            f'`TopK(scope="dir")` ranks all of `{records.directory}`: training may delete '
+            f"{len(at_risk)} records of {runs} other runs, those that are not among the best "
+            f"{policy.k} by `{policy.metric}`.\n"
+            '  fix: use another `run_dir`, or `scope="run"`, to keep them'
+        )
+    compared = entries if policy.scope == "dir" else [e for e in entries if e.run == records.run]
+    foreign = Counter(
+        f"`{entry.metric}` ({entry.mode})"
+        for entry in compared
+        if entry.score is not None and not policy.ranks(entry)
+    )
+    if foreign:
+        counts = ", ".join(f"{count} by {name}" for name, count in sorted(foreign.items()))
+        warn(
+            f"Records in `{records.directory}` were ranked otherwise than by `{policy.metric}` "
+            f"({policy.mode}): {counts}. They are not compared with new ones, and stay."
+        )
+    if not policy.keep_latest:
+        warn(
+            f"`TopK(keep_latest=False)` writes only what is among the best {policy.k} by "
+            f"`{policy.metric}`: a run that is stopped or killed goes on from one of these, and "
+            "repeats what came after it."
+        )
