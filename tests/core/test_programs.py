@@ -185,6 +185,24 @@ def test_nothing_compiles_after_step_one(handle, tmp_path):
     assert len(_COMPILES) == logger.compiles
 
 
+class OnDevice(WithMetrics):
+    def metrics_residency(self, hook):
+        return "device"
+
+
+@pytest.mark.parametrize("kind", [Probe, OnDevice])
+def test_ragged_batches_of_a_list_compile_before_step_one(handle, kind):
+    logger = FirstStep()
+    experiment = kind()
+    splits = {name: list(split) for name, split in experiment.build_data().items()}
+    splits["val"].append({name: array[:2] for name, array in splits["val"][0].items()})
+    assert [len(batch["y"]) for batch in splits["val"]] == [4, 4, 3, 2]
+
+    handle(experiment, logger=logger, data=splits).train()
+
+    assert len(_COMPILES) == logger.compiles
+
+
 def test_a_call_that_does_not_fit_names_the_leaf(handle):
     run = handle()
     run.train()

@@ -57,16 +57,25 @@ class Evaluator:
         self._check_batched(outputs)
         if self._falls_back:
             traced = (outputs, self._loss_fields(batch))
-            ragged = getattr(source, "num_samples", 0) % rows
-            for count in {rows, ragged} - {0}:
+            for count in self._row_counts(source, rows):
                 programs.loss(device, *_with_rows(traced, count))
         elif self._setup.hooks.has_device_metrics:
             traced = self._metrics_fields(batch, where="the first batch of `val`")
-            ragged = getattr(source, "num_samples", 0) % rows
-            for count in {rows, ragged} - {0}:
+            for count in self._row_counts(source, rows):
                 programs.metrics(
                     device, (outputs,), *_with_rows((traced, np.ones(rows, bool)), count)
                 )
+
+    def _row_counts(self, source: Any, width: int) -> set[int]:
+        """The sizes of the batches of `val` up to `width`, as far as it tells without being read."""
+        if not isinstance(source, list | tuple):
+            counts = {width, getattr(source, "num_samples", 0) % width}
+        else:
+            counts: set[int] = set()
+            for index, item in enumerate(source, start=1):
+                where = f"batch {index} of `val`"
+                counts.add(self._forward_fields(checked_batch(item, where=where), where=where)[1])
+        return {count for count in counts if 0 < count <= width}
 
     @property
     def _falls_back(self) -> bool:
