@@ -354,6 +354,27 @@ class ResumedStep(FirstStep):
 LOCK = threading.Lock()
 
 
+def test_a_program_that_xla_refuses_is_shown_whole_in_a_file(handle):
+    class Foreign(Probe):
+        def forward(self, model, *, x):
+            logits = model(x)
+            target = jax.ffi.ffi_call("no_such_target", logits, vmap_method="sequential")
+            return jax.lax.stop_gradient(target(logits))
+
+    with pytest.raises(
+        ProgramError, match="XLA cannot compile the forward program of `Foreign`"
+    ) as raised:
+        handle(Foreign()).predict({"x": np.zeros((2, 6), np.float32)})
+
+    assert "float32(2, 6)" in str(raised.value)
+    dump = Path(str(raised.value).rpartition(" ")[2])
+    text = dump.read_text()
+    dump.unlink()
+    assert text.startswith("// ")
+    assert "no_such_target" in text
+    assert "stablehlo.custom_call" in text
+
+
 def test_what_has_no_content_is_reported_once_by_name(handle, recwarn):
     class Guarded(Probe):
         def loss(self, logits, *, y):

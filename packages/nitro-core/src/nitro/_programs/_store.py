@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -217,17 +218,29 @@ def _compile(lowered: Any, request: ProgramRequest) -> Any:
     try:
         return lowered.compile(dict(request.compile_options) or None)
     except jax.errors.JaxRuntimeError as error:
-        shapes = ", ".join(f"{n}: {describe_array(a)}" for n, a in _first_leaves(request))
+        shapes = ", ".join(f"{n}: {describe_array(a)}" for n, a in _largest_leaves(request))
         raise ProgramError(
             f"XLA cannot compile the {request.role} program of `{request.owner}`: "
             f"{str(error)[:2000]}",
-            expected=f"a program that fits the device; its first arguments are {shapes}",
-            fix="look at the shapes, and at `compile_options` if you gave any",
+            expected=f"a program that fits the device; its largest arguments are {shapes}",
+            fix="look at the shapes, and at `compile_options` if you gave any; the whole message "
+            f"and the program are in {_dump(lowered, error)}",
         ) from error
 
 
-def _first_leaves(request: ProgramRequest) -> list[tuple[str, Any]]:
-    return list(named_leaves(tuple(request.arguments)).items())[:6]
+def _dump(lowered: Any, error: Exception) -> str:
+    """Writes a program that does not compile to a file of its own; returns its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="nitro-compile-", suffix=".mlir", encoding="utf-8", delete=False
+    ) as file:
+        message = str(error).replace("\n", "\n// ")
+        file.write(f"// {message}\n{lowered.as_text(debug_info=True)}")
+    return file.name
+
+
+def _largest_leaves(request: ProgramRequest) -> list[tuple[str, Any]]:
+    leaves = named_leaves(tuple(request.arguments)).items()
+    return sorted(leaves, key=lambda item: -item[1].size)[:6]
 
 
 def _misfits(expected: Any, got: Sequence[Any]) -> list[str]:
