@@ -43,6 +43,37 @@ def test_a_killed_export_leaves_nothing(tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
+_ALL_KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from nitro.export._staging import staged
+
+with staged(Path(sys.argv[1])) as staging:
+    staging.mkdir()
+    (staging / "half").write_text("x" * 1000)
+    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the janitor through /proc")
+def test_what_a_killed_container_left_is_removed_by_the_next_export(tmp_path: Path) -> None:
+    target = tmp_path / "m"
+    command = [sys.executable, "-c", _ALL_KILLED, str(target)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    (tmp_path / ".m.v2.abcd1234.partial").mkdir()  # another target's
+
+    with staged(target) as running, staged(target) as staging:
+        # What belongs to an export that runs stays.
+        assert running.parent.is_dir()
+        staging.mkdir()
+        swap_in(staging, target)
+
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".m.v2.abcd1234.partial", "m"]
+
+
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
         with staged(tmp_path / "out" / "m") as staging:

@@ -73,7 +73,8 @@ def verify_isolated(program: ExportProgram, backend: str, path: Path) -> Verific
     """
 
     def answer(cases: Sequence[_Case]) -> list[Arrays]:
-        with tempfile.TemporaryDirectory(prefix="nitro-verify-") as name:
+        # Beside the artifact: what removes an abandoned one removes this, too.
+        with tempfile.TemporaryDirectory(prefix=".verify-", dir=path.parent) as name:
             folder = Path(name)
             for index, case in enumerate(cases):
                 write_arrays(folder / f"in_{index}.arrays", case.inputs)
