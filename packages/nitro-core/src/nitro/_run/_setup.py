@@ -40,7 +40,7 @@ from nitro._programs import (
     why_not_by_content,
 )
 from nitro._progress import make_reporter
-from nitro._state import TrainState, split_model
+from nitro._state import ModelLayout, TrainState, split_model
 from nitro._trees import Flat
 from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro.errors import ConfigError, DataError, warn
@@ -123,21 +123,10 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
     """
     require_hooks(experiment)
     ensure_cache()
-    options = resolve_options(experiment, given)
-    make_reporter(progress=options.progress)
+    options = _checked_options(experiment, given)
     compile_options = checked_compile_options(given["compile_options"])
-    _check_structural_content(experiment)
-    checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
-    _residency(experiment, "train_metrics")
-    _residency(experiment, "metrics")
-    owner = type(experiment).__name__
     routes = read_routes(type(experiment))
-    source = find_source(given=given, run_dir=options.run_dir)
-    if source.record is not None and not source.record.meta.get("derived"):
-        check_config(source.record, experiment)
-    if source.record is not None and source.is_resume:
-        seed = check_resumed_seed(source.record, options.seed, options.sources["seed"])
-        options = dataclasses.replace(options, seed=seed)
+    source, options = _found_source(experiment, given, options)
     splits = _build_splits(experiment, options, given["data"])
     experiment, derived = derive(experiment, splits, source)
     if derived:
@@ -145,42 +134,24 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
     if source.record is not None:
         check_config(source.record, experiment)
     device = place_device_fields(experiment)
-    model = experiment.build_model(nnx.Rngs(options.seed))
-    layout, params, model_state = split_model(model, hook=f"{owner}.build_model")
-    built = params
-    params, model_state = source.load(params, model_state)
-    initial = _read_initial(source, given["w0"], built=built, started=params)
+    started = _start_model(experiment, given, options=options, source=source)
     hooks = TracedHooks(
         experiment=experiment,
-        layout=layout,
+        layout=started.layout,
         routes=routes,
         has_device_metrics=_residency(experiment, "metrics") == "device" and "metrics" in routes,
     )
     first = _checked_first_batches(hooks, splits)
-    optimizer, opt_state = None, ()
-    if "train" in splits:
-        common: dict[str, Any] = {
-            "device": device,
-            "num_steps": options.max_epochs * (len(splits["train"]) // options.accum),
-            "schedules": given["schedules"],
-            "evaluate": run_pure,
-        }
-        if "train_step" in routes:
-            _check_manual(owner, options, routes, splits)
-            optimizer, opt_state = make_manual_optimizers(experiment, model=model, **common)
-        else:
-            optimizer, opt_state = make_optimizer(
-                experiment,
-                params=params,
-                initial=initial,
-                clip=options.gradient_clip_norm,
-                **common,
-            )
-    if _takes_opt_state(source, given, optimizer) and source.record is not None:
-        opt_state = read_opt_state(source.record, opt_state)
     checkpointer = checked_checkpointer(
         experiment, given["checkpointer"], options=options, splits=splits
     )
+    optimizer, opt_state = None, ()
+    if "train" in splits:
+        optimizer, opt_state = _make_optimizer(
+            hooks, given, options=options, started=started, device=device, splits=splits
+        )
+    if _takes_opt_state(source, given, optimizer) and source.record is not None:
+        opt_state = read_opt_state(source.record, opt_state)
     programs = RunPrograms(
         hooks,
         optimizer=optimizer,
@@ -206,7 +177,7 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         hooks=hooks,
         optimizer=optimizer,
         programs=programs,
-        state=TrainState(params, model_state, opt_state),
+        state=TrainState(started.params, started.model_state, opt_state),
         device=device,
         checkpointer=checkpointer,
         stopper=stopper,
@@ -215,7 +186,7 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         source=source,
         moves_in_epoch=moves_in_epoch,
         notes=notes,
-        w0={} if initial is built else _anchored_copy(initial, optimizer),
+        w0=started.anchored(optimizer),
         restores_best=_checked_restore_best(given["restore_best"], checkpointer, splits),
         derived=derived,
         preset=preset,
@@ -227,18 +198,113 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
     )
 
 
+def _checked_options(experiment: Any, given: Mapping[str, Any]) -> RunOptions:
+    """The plain options, after everything that can be refused without building anything."""
+    options = resolve_options(experiment, given)
+    make_reporter(progress=options.progress)
+    _check_structural_content(experiment)
+    checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
+    _residency(experiment, "train_metrics")
+    _residency(experiment, "metrics")
+    return options
+
+
+def _found_source(
+    experiment: Any, given: Mapping[str, Any], options: RunOptions
+) -> tuple[Source, RunOptions]:
+    """Where the weights come from, and the options with the seed of a run that goes on."""
+    source = find_source(given=given, run_dir=options.run_dir)
+    if source.record is None:
+        return source, options
+    if not source.record.meta.get("derived"):
+        check_config(source.record, experiment)
+    if source.is_resume:
+        seed = check_resumed_seed(source.record, options.seed, options.sources["seed"])
+        options = dataclasses.replace(options, seed=seed)
+    return source, options
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """A model, and the weights that training starts from.
+
+    Attributes:
+        model: The module as `build_model` made it.
+        layout: What it is besides its arrays.
+        params: The weights to start from.
+        model_state: Its other variables.
+        initial: What decay toward "init" means.
+        is_own: Whether that is what `build_model` made, which can be made again.
+    """
+
+    model: nnx.Module
+    layout: ModelLayout
+    params: Flat
+    model_state: Flat
+    initial: Flat
+    is_own: bool
+
+    def anchored(self, optimizer: Any) -> Flat:
+        """Copies of `initial` where a record must keep it: training overwrites its weights."""
+        is_used = any(group.anchor == "init" for group in getattr(optimizer, "groups", ()))
+        if self.is_own or not is_used:
+            return {}
+        return {name: np.array(array) for name, array in self.initial.items()}
+
+
+def _start_model(
+    experiment: Any, given: Mapping[str, Any], *, options: RunOptions, source: Source
+) -> _Started:
+    model = experiment.build_model(nnx.Rngs(options.seed))
+    hook = f"{type(experiment).__name__}.build_model"
+    layout, built, model_state = split_model(model, hook=hook)
+    params, model_state = source.load(built, model_state)
+    initial = _read_initial(source, given["w0"], built=built, started=params)
+    return _Started(
+        model=model,
+        layout=layout,
+        params=params,
+        model_state=model_state,
+        initial=initial,
+        is_own=initial is built,
+    )
+
+
+def _make_optimizer(
+    hooks: TracedHooks,
+    given: Mapping[str, Any],
+    *,
+    options: RunOptions,
+    started: _Started,
+    device: Flat,
+    splits: Mapping[str, Any],
+) -> tuple[Optimizer | ManualOptimizers, Any]:
+    """The optimizer of a handle that trains, and its state at the start."""
+    experiment = hooks.experiment
+    common: dict[str, Any] = {
+        "device": device,
+        "num_steps": options.max_epochs * (len(splits["train"]) // options.accum),
+        "schedules": given["schedules"],
+        "evaluate": run_pure,
+    }
+    if "train_step" in hooks.routes:
+        _check_manual(type(experiment).__name__, options, hooks.routes, splits)
+        return make_manual_optimizers(experiment, model=started.model, **common)
+    return make_optimizer(
+        experiment,
+        params=started.params,
+        initial=started.initial,
+        clip=options.gradient_clip_norm,
+        **common,
+    )
+
+
 def _read_initial(source: Source, w0: Any, *, built: Flat, started: Flat) -> Flat:
     """What a decay toward "init" means; a record holds it where it cannot be built again."""
     if source.resumed is not None and source.resumed.holds("w0"):
         return source.resumed.read("w0", built)
     has_source = source.record is not None or source.weights is not None
     return anchor_weights(w0, built=built, started=started, has_source=has_source)
-
-
-def _anchored_copy(initial: Flat, optimizer: Any) -> Flat:
-    """Copies of the weights, if some group decays toward them: training overwrites its own."""
-    is_used = any(group.anchor == "init" for group in getattr(optimizer, "groups", ()))
-    return {name: np.array(array) for name, array in initial.items()} if is_used else {}
 
 
 def _takes_opt_state(source: Source, given: Mapping[str, Any], optimizer: Any) -> bool:
