@@ -154,13 +154,54 @@ def test_endless_dataset_is_refused(grain: Any, plane: Any, make_run: Any, point
         make_run(plane(), data={"train": dataset})
 
 
-def test_unsized_grain_iterator_is_refused(
-    grain: Any, plane: Any, make_run: Any, points: Any
-) -> None:
-    dataset = grain.MapDataset.source(_samples(points)).batch(5).to_iter_dataset()
+class Sized:
+    """What the message about a loader without a length says to write."""
 
-    with pytest.raises(DataError, match=r"has no length[\s\S]*`__len__`"):
-        make_run(plane(), data={"train": dataset})
+    def __init__(self, loader: Any, length: int) -> None:
+        self.loader = loader
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+def _grain_iterable(grain: Any, samples: list[Any], kind: str) -> Any:
+    if kind == "IterDataset":
+        return grain.MapDataset.source(samples).batch(5).to_iter_dataset()
+    sampler = grain.samplers.SequentialSampler(len(samples), grain.sharding.NoSharding())
+    batch = grain.transforms.Batch(5, drop_remainder=False)
+    return grain.DataLoader(data_source=samples, sampler=sampler, operations=[batch])
+
+
+@pytest.mark.parametrize("kind", ["IterDataset", "DataLoader"])
+def test_grain_loader_without_a_length_is_refused(
+    grain: Any, plane: Any, make_run: Any, points: Any, kind: str
+) -> None:
+    loader = _grain_iterable(grain, _samples(points), kind)
+
+    with pytest.raises(DataError, match=rf"{kind}, which has no length[\s\S]*`iter\(loader\)`"):
+        make_run(plane(), data={"train": loader})
+
+
+@pytest.mark.parametrize("kind", ["IterDataset", "DataLoader"])
+def test_grain_loader_with_a_length_trains_like_the_same_batches(
+    grain: Any, losses_on: Any, points: Any, kind: str
+) -> None:
+    arrays, samples = points(40, seed=3), _samples(points)
+    batches = [{n: a[i : i + 5] for n, a in arrays.items()} for i in range(0, 40, 5)]
+    train = Sized(_grain_iterable(grain, samples, kind), 8)
+    val = Sized(_grain_iterable(grain, samples[:13], kind), 3)
+
+    run = losses_on({"train": train, "val": val}, max_epochs=2)
+
+    same = [*batches[:2], {n: a[:3] for n, a in batches[2].items()}]
+    expected = losses_on({"train": batches, "val": same}, max_epochs=2)
+    assert run.step == 16
+    assert list(run.history) == list(expected.history)
+    assert _threads() == []
 
 
 def test_torch_loader_works_as_it_is(

@@ -42,7 +42,9 @@ def _check_source(split: Any, source: Any) -> None:
             f"The split `{split}` is {type(source).__name__}, which has no length or cannot be "
             "iterated.",
             expected="a sized iterable of batches: an ArrayLoader, a list of dicts, a DataLoader",
-            fix="give it a `__len__` that counts its batches, and an `__iter__` that starts anew",
+            fix="give it a `__len__` that counts the batches of an epoch, and an `__iter__` that "
+            "starts anew; for a loader without a length, write a class around it, whose `__iter__` "
+            "returns `iter(loader)`",
         )
     if isinstance(source, Iterator):
         raise DataError(
