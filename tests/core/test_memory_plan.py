@@ -243,3 +243,16 @@ def test_a_container_has_what_it_is_granted(tmp_path, monkeypatch, granted, limi
 def test_a_limit_must_be_a_size(make_run):
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
         make_run(Perceptron(), memory_limit_bytes=0)
+
+
+def test_small_memory_keeps_the_data_on_the_host(make_run):
+    class Auto(Perceptron):
+        def build_data(self) -> Any:
+            return {"train": nitro.ArrayLoader(samples(100), 10)}
+
+    whole = sum(array.nbytes for array in samples(100).values())
+
+    roomy = make_run(Auto(), memory_limit_bytes=10 * whole).memory_plan()
+    assert size(roomy, "training data") == whole
+    tight = make_run(Auto(), memory_limit_bytes=10 * whole - 1).memory_plan()
+    assert tight.parts.get("training data", MemoryPart(0, Held.ALWAYS)).size_bytes < whole

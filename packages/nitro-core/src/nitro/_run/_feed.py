@@ -101,18 +101,27 @@ class Feed(Protocol):
         ...
 
 
-def make_feed(source: Any, first: Batch, names: tuple[str, ...]) -> Feed:
-    """The feed for a training split."""
-    if isinstance(source, ArrayLoader) and _fits_on_device(source, names):
+def make_feed(
+    source: Any, first: Batch, names: tuple[str, ...], *, memory_bytes: int | None = None
+) -> Feed:
+    """The feed for a training split.
+
+    Args:
+        source: The split.
+        first: Its first batch.
+        names: The fields that a step takes.
+        memory_bytes: The device's memory; None asks the device.
+    """
+    memory_bytes = memory_bytes or device_memory_bytes()
+    if isinstance(source, ArrayLoader) and _fits_on_device(source, names, memory_bytes):
         return DeviceFeed(source, names)
     return HostFeed(source, first, names)
 
 
-def _fits_on_device(source: ArrayLoader, names: tuple[str, ...]) -> bool:
+def _fits_on_device(source: ArrayLoader, names: tuple[str, ...], memory_bytes: int) -> bool:
     if source.device is not None:
         return source.device
-    size = sum(source.arrays[name].nbytes for name in names)
-    return size <= _RESIDENT_SHARE * device_memory_bytes()
+    return sum(source.arrays[name].nbytes for name in names) <= _RESIDENT_SHARE * memory_bytes
 
 
 class DeviceFeed:

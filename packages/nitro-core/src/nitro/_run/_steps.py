@@ -41,7 +41,12 @@ class StepRunner:
         source, first = setup.splits["train"], setup.first["train"]
         self._session = session
         self._optimizer = optimizer
-        self._feed: Feed = make_feed(source, first, train_names(setup.hooks, first))
+        self._feed: Feed = make_feed(
+            source,
+            first,
+            train_names(setup.hooks, first),
+            memory_bytes=setup.options.memory_limit_bytes,
+        )
         self.per_epoch = len(source) // setup.options.accum
         self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
         self._anchors = optimizer.anchors()
