@@ -42,7 +42,7 @@ class Chain(nitro.Experiment):
         return nnx.Linear(8, 1, rngs=rngs)
 
     def forward(self, model: Any, *, x: Any) -> Any:
-        return helper_17(model(x))[:, 0]
+        return helper_17(model(x))[:, 0]  # noqa: F821 - made above
 
     def loss(self, outputs: Any, *, y: Any) -> Any:
         return jnp.square(outputs - y).mean()

@@ -214,7 +214,7 @@ def test_annotation_that_names_nothing_is_refused() -> None:
     ):
 
         class Bad(nitro.Experiment):
-            width: Missing = 1  # pyright: ignore
+            width: Missing = 1  # noqa: F821 # pyright: ignore
 
 
 def test_mutable_default_is_refused_with_the_factory() -> None:
