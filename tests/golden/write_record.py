@@ -7,6 +7,7 @@ users have on their disks. `test_golden_records` loads all of them.
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import nitro
 from nitro._checkpoint._index import FORMAT_VERSION
 
 HERE = Path(__file__).parent
+NEUTRAL = Path("/tmp/nitro-golden")
 SEED = 5
 
 
@@ -52,17 +54,36 @@ def make(run_dir: Path, **options: Any) -> nitro.Nitro:
     return nitro.Nitro(Golden(), run_dir=run_dir, progress=False, **options)
 
 
+def write(target: Path) -> None:
+    """Writes a run of two epochs with one record, and what a third epoch must come to."""
+    run = make(target, max_epochs=2, seed=SEED, checkpointer=nitro.TopK(k=1)).train()
+    longer = make(Path("longer"), max_epochs=3, seed=SEED, checkpointer=None).train()
+    expected: dict[str, Any] = {
+        "val_loss": run.history["val_loss"][-1],
+        **params_of(run),
+        **{f"epoch3.{name}": array for name, array in params_of(longer).items()},
+    }
+    np.savez(target / "expected.npz", **expected)
+    # It belongs to no record, and names the machine.
+    (target / "run.json").unlink()
+
+
+def params_of(run: nitro.Nitro) -> dict[str, np.ndarray]:
+    leaves = nnx.to_flat_state(nnx.state(run.model, nnx.Param))
+    return {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves}
+
+
 def main() -> None:
     target = HERE / f"record-format-{FORMAT_VERSION}"
     if target.exists():
         sys.exit(f"{target} is there already; it must stay as it is")
-    run = make(target, max_epochs=2, seed=SEED).train()
-    leaves = nnx.to_flat_state(nnx.state(run.model, nnx.Param))
-    arrays = {".".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in leaves}
-    np.savez(target / "expected.npz", val_loss=run.history["val_loss"][-1], **arrays)
-    (target / "run.json").unlink(missing_ok=True)
-    for entry in nitro.checkpoints(target)[:-1]:
-        shutil.rmtree(target / "checkpoints" / entry.name)
+    # A record names the experiment's file and the run's directory: neither is to be this checkout.
+    NEUTRAL.mkdir()
+    shutil.copy(__file__, NEUTRAL)
+    code = "import write_record; write_record.write(write_record.Path('run'))"
+    subprocess.run([sys.executable, "-c", code], cwd=NEUTRAL, check=True)
+    shutil.move(NEUTRAL / "run", target)
+    shutil.rmtree(NEUTRAL)
 
 
 if __name__ == "__main__":
