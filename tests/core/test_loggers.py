@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import struct
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,13 @@ import pytest
 
 import nitro
 from nitro import JSONLinesLogger, MLflowLogger, MultiLogger, TensorBoardLogger
-from nitro.errors import CheckpointError, ConfigError, DivergenceError, MissingPackageError
+from nitro.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    MissingPackageError,
+    NitroWarning,
+)
 
 
 class Recorder:
@@ -402,6 +412,144 @@ def test_several_loggers_get_everything_and_resume_together(
     assert again.calls[0] == ("reattach", {"at": 1})
     with pytest.raises(CheckpointError, match=r"fix: pass `MultiLogger\(JSONLinesLogger\(\), Rec"):
         make_run(plane(), max_epochs=3, logger=MultiLogger(Recorder()), resume="auto").train()
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from conftest import Plane
+from test_loggers import Recorder
+import nitro
+
+class Killer(Recorder):
+    def metrics(self, values, *, context, step, epoch, **more):
+        if context == "val":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+directory = Path(sys.argv[1])
+logger = nitro.MultiLogger(
+    nitro.JSONLinesLogger(),
+    nitro.TensorBoardLogger(),
+    nitro.MLflowLogger("planes", tracking_uri=directory / "mlruns"),
+    Killer(),
+)
+nitro.Nitro(Plane(), run_dir=directory / "run", max_epochs=2, logger=logger, progress=False).train()
+"""
+
+
+class Killer(Recorder):
+    """Kills nobody: stands where the one of the killed process stood."""
+
+
+@pytest.fixture
+def killed_dir(tmp_path: Path, client: Any) -> Path:
+    """The run of a process that was killed after an epoch was logged, before its record."""
+    pytest.importorskip("tensorboardX")
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(tmp_path)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert nitro.checkpoints(tmp_path / "run") == []
+    return tmp_path
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _steps(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["step"] for line in lines if line.get("context") == "train"]
+
+
+def _shown(directory: Path) -> list[Any]:
+    """The events that TensorBoard shows: a session that starts at a step hides all from there."""
+    start = pytest.importorskip("tensorboardX.proto.event_pb2").SessionLog.START
+    shown: list[Any] = []
+    for event in _events(directory):
+        if event.session_log.status == start:
+            shown = [earlier for earlier in shown if earlier.step < event.step]
+        shown.append(event)
+    return [(e.step, value.tag) for e in shown for value in e.summary.value]
+
+
+def test_run_killed_before_its_first_record_starts_all_its_logs_over(
+    plane: Any, make_run: Any, killed_dir: Path, client: Any
+) -> None:
+    mlflow_logger = MLflowLogger("planes", tracking_uri=killed_dir / "mlruns")
+    logger = MultiLogger(JSONLinesLogger(), TensorBoardLogger(), mlflow_logger, Killer())
+    with pytest.warns(NitroWarning, match="found no record"):
+        run = make_run(plane(), max_epochs=2, logger=logger, resume="auto")
+    run.train()
+
+    lines = _lines(run.run_dir / "metrics.jsonl")
+    assert _steps(lines) == [*range(1, 9)]
+    assert [line["type"] for line in lines if line["type"] != "metrics"] == [
+        "params",
+        "other",
+        "finish",
+    ]
+    assert _steps(_lines(run.run_dir / "metrics.1.jsonl")) == [*range(1, 5)]
+
+    directory = run.run_dir / "tensorboard"
+    shown = _shown(directory)
+    assert [step for step, tag in shown if tag == "train/loss"] == [*range(1, 9)]
+    texts = [tag.partition("/")[0] for _, tag in shown if not tag.startswith(("train", "val"))]
+    assert texts.count("params") == texts.count("status") == 1
+    assert len(_scalars(directory, "train/loss")) == 4 + 8  # the killed one's are there still
+
+    (experiment,) = [e for e in client.search_experiments() if e.name == "planes"]
+    ids = {found.info.run_id for found in client.search_runs([experiment.experiment_id])}
+    steps = {i: [p.step for p in client.get_metric_history(i, "train/loss")] for i in ids}
+    new = run.logger.run_id()
+    assert steps.pop(new) == [*range(1, 9)]
+    assert list(steps.values()) == [[*range(1, 5)]]
+    assert client.get_run(new).info.status == "FINISHED"
+
+
+def test_record_from_before_the_first_step_knows_of_the_new_log_only(
+    plane: Any, make_run: Any, killed_dir: Path
+) -> None:
+    def make(**options: Any) -> nitro.Nitro:
+        mlflow_logger = MLflowLogger("planes", tracking_uri=killed_dir / "mlruns")
+        logger = MultiLogger(JSONLinesLogger(), TensorBoardLogger(), mlflow_logger, Killer())
+        return make_run(plane(), max_epochs=1, logger=logger, **options)
+
+    with pytest.warns(NitroWarning, match="found no record"):
+        run = make(resume="auto")
+    run.checkpoint()
+    (entry,) = nitro.checkpoints(run.run_dir)
+    record = shutil.copytree(run.run_dir / "checkpoints" / entry.name, killed_dir / "record")
+    run.train()
+
+    make(resume=record).train()
+
+    assert _steps(_lines(run.run_dir / "metrics.jsonl")) == [*range(1, 5)]
+    assert _steps(_lines(run.run_dir / "metrics.2.jsonl")) == [*range(1, 5)]
+    shown = _shown(run.run_dir / "tensorboard")
+    assert [step for step, tag in shown if tag == "train/loss"] == [*range(1, 5)]
+
+
+def test_several_loggers_set_aside_what_a_branch_cuts_off(plane: Any, make_run: Any) -> None:
+    def logger() -> MultiLogger:
+        return MultiLogger(JSONLinesLogger(), JSONLinesLogger(run_dir / "more.jsonl"))
+
+    run_dir = make_run(plane()).run_dir
+    make_run(plane(), max_epochs=3, logger=logger()).train()
+    before = {name: (run_dir / name).read_text() for name in ("metrics.jsonl", "more.jsonl")}
+    first = nitro.checkpoints(run_dir)[0]
+
+    branch = make_run(
+        plane(), max_epochs=2, logger=logger(), resume=run_dir / "checkpoints" / first.name
+    )
+    branch.train()
+
+    assert (run_dir / "metrics.1.jsonl").read_text() == before["metrics.jsonl"]
+    assert (run_dir / "more.1.jsonl").read_text() == before["more.jsonl"]
+    assert _steps(_lines(run_dir / "more.jsonl")) == [*range(1, 9)]
 
 
 def test_all_loggers_are_finished_though_one_raises() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
 
@@ -32,9 +33,13 @@ class JSONLinesLogger:
         self.path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
-    def bind(self, run_dir: Path) -> JSONLinesLogger:
+    def bind(self, run_dir: Path) -> Self:
         """This logger with a path; called by the handle."""
-        return self if self.path is not None else JSONLinesLogger(run_dir / "metrics.jsonl")
+        if self.path is not None:
+            return self
+        bound = copy.copy(self)
+        bound.path = run_dir / "metrics.jsonl"
+        return bound
 
     def metrics(
         self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **_more: Any
@@ -100,6 +105,10 @@ class JSONLinesLogger:
         path = self._bound_path()
         size = path.stat().st_size if path.exists() else 0
         return {"bytes": size, "path": str(path.absolute())}
+
+    def blank_state(self) -> Any:
+        """The state of a log without a line: what a run goes on from that starts over."""
+        return {"bytes": 0}
 
     def reattach(self, state: Any) -> None:
         """Cuts the file to the length that a record knew.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nitro.errors import CheckpointError, ConfigError
 
@@ -36,9 +37,9 @@ class MultiLogger:
             )
         self.loggers = tuple(checked_logger(logger, None) for logger in loggers)
 
-    def bind(self, run_dir: Path) -> MultiLogger:
+    def bind(self, run_dir: Path) -> Self:
         """The same loggers, each bound to the run's directory; called by the handle."""
-        bound = MultiLogger(*self.loggers)
+        bound = copy.copy(self)
         bound.loggers = tuple(checked_logger(logger, run_dir) for logger in self.loggers)
         return bound
 
@@ -93,6 +94,17 @@ class MultiLogger:
         """The state of each logger, with its type."""
         return [{"type": type(one).__name__, "state": one.logger_state()} for one in self.loggers]
 
+    def blank_state(self) -> Any:
+        """The state of each logger, with its type, before it has logged anything."""
+        return [{"type": type(one).__name__, "state": _blank(one)} for one in self.loggers]
+
+    def set_aside(self) -> None:
+        """Has each logger that can do so keep what is about to be cut off."""
+        for logger in self.loggers:
+            set_aside = getattr(logger, "set_aside", None)
+            if set_aside is not None:
+                set_aside()
+
     def reattach(self, state: Any) -> None:
         """Goes on with the run of each logger.
 
@@ -112,3 +124,8 @@ class MultiLogger:
 
     def _first(self, ask: Callable[[Logger], str | None]) -> str | None:
         return next((answer for one in self.loggers if (answer := ask(one)) is not None), None)
+
+
+def _blank(logger: Any) -> Any:
+    blank_state = getattr(logger, "blank_state", None)
+    return None if blank_state is None else blank_state()

@@ -25,7 +25,13 @@ VERBS = (
 
 
 class Logger(Protocol):
-    """Receives what a run reports. Extra keywords may come with later versions."""
+    """Receives what a run reports. Extra keywords may come with later versions.
+
+    Three more methods are called where a logger has them: `bind(run_dir)` returns the logger
+    for a run; `set_aside()` comes before `reattach` where that cuts off what another run has
+    logged; `blank_state()` returns what `reattach` gets where a process was killed before its
+    first record, and its run starts over.
+    """
 
     def metrics(
         self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any

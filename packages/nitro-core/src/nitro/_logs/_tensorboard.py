@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import importlib
 import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nitro.errors import CheckpointError, ConfigError, MissingPackageError
 
@@ -42,9 +43,13 @@ class TensorBoardLogger:
         self._params: dict[str, Any] = {}
         self._last: dict[str, float] = {}
 
-    def bind(self, run_dir: Path) -> TensorBoardLogger:
+    def bind(self, run_dir: Path) -> Self:
         """This logger with a directory; called by the handle."""
-        return self if self.log_dir is not None else TensorBoardLogger(run_dir / "tensorboard")
+        if self.log_dir is not None:
+            return self
+        bound = copy.copy(self)
+        bound.log_dir = run_dir / "tensorboard"
+        return bound
 
     @property
     def writer(self) -> Any:
@@ -118,6 +123,10 @@ class TensorBoardLogger:
             self._writer.flush()
         return {"files": list(self._files), "step": self._step}
 
+    def blank_state(self) -> Any:
+        """A state without a step: what a run goes on from that starts over."""
+        return {"files": [], "step": -1}
+
     def reattach(self, state: Any) -> None:
         """Goes on in the same directory, and has TensorBoard hide what came after the record.
 
@@ -135,8 +144,8 @@ class TensorBoardLogger:
                 "`checkpoint=`",
             )
         self._files = list(state["files"])
-        self._step = state["step"]
-        self._purge_step = self._step + 1
+        self._step = max(state["step"], 0)
+        self._purge_step = state["step"] + 1
 
     def _open(self) -> Any:
         directory = self._directory()
@@ -147,7 +156,7 @@ class TensorBoardLogger:
             purge_step=self._purge_step,
             # Its own names count in seconds: a file of the same second would be overwritten. Files
             # are read in the order of their names, so the number comes first.
-            filename_suffix=f".{len(self._files):04}.{secrets.token_hex(4)}",
+            filename_suffix=f".{len(before):04}.{secrets.token_hex(4)}",
         )
         self._purge_step = None
         self._files += sorted(p.name for p in directory.iterdir() if p.name not in before)

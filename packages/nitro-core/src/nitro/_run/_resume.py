@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from nitro._checkpoint import Record, read_index
-from nitro._logs import JSONLinesLogger
 from nitro._trees import dotted, named_leaves
 from nitro.errors import warn
 
@@ -43,9 +42,10 @@ def resume_session(session: Session, record: Record) -> None:
 
 def start_session(session: Session) -> None:
     """Prepares a run of its own, and tells of the records of others beside it."""
-    if session.setup.source.starts_over and isinstance(session.setup.logger, JSONLinesLogger):
+    blank_state = getattr(session.setup.logger, "blank_state", None)
+    if session.setup.source.starts_over and blank_state is not None:
         # What is logged there was killed before its first record.
-        session.reattach_to, session.cuts_other_run = {"bytes": 0}, True
+        session.reattach_to, session.cuts_other_run = blank_state(), True
     if session.records is None:
         return
     others = [e for e in read_index(session.records.directory) if e.run != session.records.run]
