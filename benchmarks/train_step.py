@@ -209,11 +209,6 @@ class TimedLoader(nitro.ArrayLoader):
         STARTS.append(time.perf_counter())
         return super().order(epoch)
 
-    def bound(self, *, seed: int, drop_last: bool) -> "TimedLoader":
-        bound = TimedLoader(self.arrays, self.batch_size, shuffle=True, seed=seed)
-        bound.drop_last = drop_last
-        return bound
-
 
 STARTS: list[float] = []
 

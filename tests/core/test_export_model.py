@@ -206,6 +206,19 @@ def test_provenance_tells_configuration_and_versions(
     assert (facts["ticket"], facts["seed"]) == (7, "overruled")
 
 
+def test_provenance_names_the_run_that_trained(plane: Any, make_run: Any, export: Any) -> None:
+    class Paged(nitro.JSONLinesLogger):
+        def run_url(self) -> str:
+            return "http://tracker/7"
+
+    trained = make_run(plane(), logger=Paged()).train()
+    restored = nitro.Nitro(plane(), checkpoint=trained.run_dir, data={}, logger=None)
+
+    for run in (trained, restored):
+        facts = json.loads((export(run, overwrite=True) / "names.json").read_text())["provenance"]
+        assert (facts["run_id"], facts["run_url"]) == (trained.run_id, "http://tracker/7")
+
+
 def test_provenance_names_the_commit_and_keeps_the_patch(tmp_path: Path) -> None:
     source = tmp_path / "repository" / "mine.py"
     source.parent.mkdir()

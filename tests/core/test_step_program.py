@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import nitro
-from nitro.errors import ConfigError, DivergenceError
+from nitro.errors import ConfigError, DataError, DivergenceError
 
 
 class Bars(nitro.Experiment):
@@ -108,6 +108,49 @@ def test_a_list_of_batches_gives_the_same_bits_as_a_loader(tmp_path):
     by_list = trained(experiment, tmp_path / "b", data={"train": list(loader.batches(0))})
 
     assert_same_bits(weights(by_loader), weights(by_list))
+
+
+class Backwards(nitro.ArrayLoader):
+    def order(self, epoch):
+        return super().order(epoch)[::-1].copy()
+
+
+class Mirrored(nitro.ArrayLoader):
+    def batches(self, epoch, start=0):
+        for batch in super().batches(epoch, start):
+            yield {**batch, "x": batch["x"][:, ::-1]}
+
+
+class Doubled(nitro.ArrayLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {**batch, "x": 2 * batch["x"]}
+
+
+@pytest.mark.parametrize("kind", [Backwards, Mirrored, Doubled])
+def test_a_subclass_of_the_loader_trains_on_its_own_batches(tmp_path, kind):
+    experiment = Bars(on_device=None, max_epochs=1)
+    arrays = experiment.build_data()["train"].arrays
+
+    def loader(kind):
+        return kind(arrays, 4, shuffle=True, seed=0, drop_last=True)
+
+    batches = list(loader(kind))
+    assert any(
+        (a["x"] != b["x"]).any() for a, b in zip(batches, loader(nitro.ArrayLoader), strict=True)
+    )
+
+    by_loader = trained(experiment, tmp_path / "a", data={"train": loader(kind)})
+    by_list = trained(experiment, tmp_path / "b", data={"train": batches})
+
+    assert_same_bits(weights(by_loader), weights(by_list))
+
+
+def test_batches_of_its_own_cannot_be_gathered_on_the_device(tmp_path):
+    experiment = Bars(on_device=True)
+    arrays = experiment.build_data()["train"].arrays
+    with pytest.raises(DataError, match="Mirrored with `device=True`"):
+        trained(experiment, tmp_path, data={"train": Mirrored(arrays, 4, device=True)})
 
 
 def test_every_step_is_logged_once_and_in_order(tmp_path):

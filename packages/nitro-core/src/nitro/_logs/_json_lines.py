@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import filecmp
+import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -17,6 +20,7 @@ from nitro.errors import ConfigError
 from ._protocol import FinishStatus
 
 _CARRIERS = ("type", "context", "step", "epoch")
+_END_BYTES = 4096
 
 
 class JSONLinesLogger:
@@ -99,12 +103,12 @@ class JSONLinesLogger:
         return None
 
     def logger_state(self) -> Any:
-        """The file, and its length in bytes, to which a resumed run cuts it."""
+        """The file, its length in bytes, to which a resumed run cuts it, and how it ends."""
         if self._file is not None:
             self._file.flush()
         path = self._bound_path()
         size = path.stat().st_size if path.exists() else 0
-        return {"bytes": size, "path": str(path.absolute())}
+        return {"bytes": size, "path": str(path.absolute()), "end": _checksum(path, size)}
 
     def blank_state(self) -> Any:
         """The state of a log without a line: what a run goes on from that starts over."""
@@ -113,28 +117,34 @@ class JSONLinesLogger:
     def reattach(self, state: Any) -> None:
         """Cuts the file to the length that a record knew.
 
-        In another directory, it starts with a copy of the lines up to there.
+        Where it holds something else, as in another directory, it is set aside, and starts
+        with a copy of the record's own lines if their file is still there.
         """
         path, before = self._bound_path(), Path(state.get("path", ""))
-        if not path.exists() and before.is_file():
+        if not _starts_with(path, state):
+            own = before.read_bytes()[: state["bytes"]] if _starts_with(before, state) else b""
+            self.set_aside()
             path.parent.mkdir(parents=True, exist_ok=True)
-            with before.open("rb") as source:
-                path.write_bytes(source.read(state["bytes"]))
-        if path.exists() and path.stat().st_size > state["bytes"]:
+            path.write_bytes(own)
+        elif path.stat().st_size > state["bytes"]:
             with path.open("r+b") as file:
                 file.truncate(state["bytes"])
 
     def set_aside(self) -> None:
-        """Copies the file to `metrics.1.jsonl` or the next free number.
+        """Copies the file to `metrics.1.jsonl` or the next free number; once for one content.
 
         Called where lines of another run are about to be cut off.
         """
-        path, number = self._bound_path(), 1
+        path = self._bound_path()
         if not path.exists():
             return
-        while (aside := path.with_suffix(f".{number}{path.suffix}")).exists():
-            number += 1
-        shutil.copy2(path, aside)
+        for number in itertools.count(1):
+            aside = path.with_suffix(f".{number}{path.suffix}")
+            if not aside.exists():
+                shutil.copy2(path, aside)
+                return
+            if filecmp.cmp(path, aside, shallow=False):
+                return
 
     def _bound_path(self) -> Path:
         if self.path is None:
@@ -151,6 +161,22 @@ class JSONLinesLogger:
             self._file = path.open("a", encoding="utf-8")
         self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
         self._file.flush()
+
+
+def _starts_with(path: Path, state: Mapping[str, Any]) -> bool:
+    """Whether a file holds at least the lines that a record knew."""
+    if not path.is_file() or path.stat().st_size < state["bytes"]:
+        return False
+    return state.get("end") in (None, _checksum(path, state["bytes"]))
+
+
+def _checksum(path: Path, size: int) -> str:
+    """SHA-256 of the last part of the first `size` bytes of a file."""
+    if size == 0:
+        return hashlib.sha256().hexdigest()
+    with path.open("rb") as file:
+        file.seek(max(0, size - _END_BYTES))
+        return hashlib.sha256(file.read(size - file.tell())).hexdigest()
 
 
 def _refuse_carriers(values: Mapping[str, Any], carriers: Sequence[str], *, what: str) -> None:

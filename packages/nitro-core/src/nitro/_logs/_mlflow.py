@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nitro.errors import CheckpointError, MissingPackageError
 
@@ -58,12 +59,13 @@ class MLflowLogger:
         self._is_open = False
         self._buffer: list[Any] = []
 
-    def bind(self, run_dir: Path) -> MLflowLogger:
+    def bind(self, run_dir: Path) -> Self:
         """This logger with an experiment; called by the handle."""
         if self.experiment is not None:
             return self
-        name = run_dir.absolute().name
-        return MLflowLogger(name, tracking_uri=self.tracking_uri, run_name=self.run_name)
+        bound = copy.copy(self)
+        bound.experiment = run_dir.absolute().name
+        return bound
 
     @property
     def client(self) -> Any:

@@ -119,9 +119,22 @@ def make_feed(
 
 
 def _fits_on_device(source: ArrayLoader, names: tuple[str, ...], memory_bytes: int) -> bool:
+    if not source.takes_rows:
+        _refuse_on_device(source)
+        return False
     if source.device is not None:
         return source.device
     return sum(source.arrays[name].nbytes for name in names) <= _RESIDENT_SHARE * memory_bytes
+
+
+def _refuse_on_device(source: ArrayLoader) -> None:
+    if source.device:
+        raise DataError(
+            f"The split `train` is a {type(source).__name__} with `device=True`, and the class makes "
+            "its batches by itself.",
+            expected="rows of `arrays`, which the step program can gather on the device",
+            fix="leave `device=True` out, or override `order` instead of `batches` and `__iter__`",
+        )
 
 
 class DeviceFeed:

@@ -99,7 +99,7 @@ def _logger_state(session: Session) -> dict[str, Any]:
     # Until training begins, what the record before this one knew of the log still holds.
     waiting = session.reattach_to
     state = checked_state(logger) if waiting is None else waiting
-    return {"type": type(logger).__name__, "state": state}
+    return {"type": type(logger).__name__, "state": state, "run_url": logger.run_url()}
 
 
 def encoded_state(state: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,12 +54,7 @@ class ArrayLoader:
         self.drop_last = drop_last
         self.device = device
         self._position = self._next = (0, 0)
-        if len(self) == 0:
-            raise DataError(
-                f"An ArrayLoader of {self.num_samples} samples has batch_size={batch_size} and "
-                "drop_last=True, which leaves no batch.",
-                expected=f"a batch size of at most {self.num_samples}",
-            )
+        self._check_length()
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_samples, self.batch_size)
@@ -69,16 +65,30 @@ class ArrayLoader:
         """Samples that each epoch leaves out."""
         return max(0, self.num_samples - len(self) * self.batch_size)
 
-    def bound(self, *, seed: int, drop_last: bool) -> ArrayLoader:
+    def bound(self, *, seed: int, drop_last: bool) -> Self:
         """The same loader with these values where it had none; the arrays are shared."""
-        return ArrayLoader(
-            self.arrays,
-            self.batch_size,
-            shuffle=self.shuffle,
-            seed=seed if self.seed is None else self.seed,
-            drop_last=drop_last if self.drop_last is None else self.drop_last,
-            device=self.device,
+        bound = copy.copy(self)
+        bound.seed = seed if self.seed is None else self.seed
+        bound.drop_last = drop_last if self.drop_last is None else self.drop_last
+        bound._position = bound._next = (0, 0)
+        bound._check_length()
+        return bound
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether its batches are rows of `arrays` as `order` says: no subclass makes others."""
+        return all(
+            getattr(type(self), name) is getattr(ArrayLoader, name)
+            for name in ("batches", "__iter__")
         )
+
+    def _check_length(self) -> None:
+        if len(self) == 0:
+            raise DataError(
+                f"An ArrayLoader of {self.num_samples} samples has batch_size={self.batch_size} "
+                "and drop_last=True, which leaves no batch.",
+                expected=f"a batch size of at most {self.num_samples}",
+            )
 
     def order(self, epoch: int) -> np.ndarray:
         """The samples of an epoch (counted from 0) in order, as int64 indices."""

@@ -46,6 +46,7 @@ def _run_facts(session: Session) -> dict[str, Any]:
     if record is not None and not session.step:
         known = {name: record.meta[name] for name in ("seed", "step", "epoch", "metrics")}
         preset, run_dir = setup.preset or record.meta["preset"], record.path.parent.parent
+        run_id, run_url = record.entry.run, record.meta["logger"].get("run_url")
     else:
         last = session.history.rows[-1] if session.history.rows else {}
         known = {
@@ -55,7 +56,9 @@ def _run_facts(session: Session) -> dict[str, Any]:
             "metrics": {name: value for name, value in last.items() if name != "epoch"},
         }
         preset, run_dir = setup.preset, setup.options.run_dir
-    known |= {"preset": preset, "run_dir": str(run_dir)}
+        run_id = None if session.records is None else session.records.run
+        run_url = setup.logger.run_url()
+    known |= {"preset": preset, "run_dir": str(run_dir), "run_id": run_id, "run_url": run_url}
     return {name: fact for name, fact in known.items() if fact not in (None, {})}
 
 
