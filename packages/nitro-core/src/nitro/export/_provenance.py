@@ -65,8 +65,8 @@ def _run_facts(session: Session) -> dict[str, Any]:
 def _source_folder(session: Session) -> Path | None:
     try:
         file = inspect.getsourcefile(type(session.setup.experiment))
-    except TypeError:
-        return None  # a class typed at a prompt
+    except (TypeError, OSError):
+        return None  # a class typed at a prompt, or given to `python -c`
     return Path(file).absolute().parent if file and Path(file).exists() else None
 
 
