@@ -100,8 +100,45 @@ def test_record_of_another_directory_branches_off(
     assert steps == list(range(1, 17))
 
 
-def _log(run: nitro.Nitro) -> list[str]:
-    return (run.run_dir / "metrics.jsonl").read_text().splitlines()
+def _log(run: nitro.Nitro, name: str = "metrics.jsonl") -> list[str]:
+    return (run.run_dir / name).read_text().splitlines()
+
+
+def _logged_steps(lines: list[str]) -> list[int]:
+    logged = [json.loads(line) for line in lines]
+    return [line["step"] for line in logged if line.get("context") == "train"]
+
+
+def test_branch_into_a_directory_with_another_run_takes_its_own_log_along(
+    plane: Any, tmp_path: Path, half: nitro.Nitro, whole: nitro.Nitro
+) -> None:
+    other = nitro.Nitro(plane(), max_epochs=3, seed=3, run_dir=tmp_path / "other").train()
+    before = _log(other)
+
+    run = nitro.Nitro(plane(), max_epochs=4, run_dir=tmp_path / "other", resume=half.run_dir)
+    run.train()
+
+    _check_same(run, whole)
+    assert _logged_steps(_log(run)) == list(range(1, 17))
+    assert json.loads(_log(run)[0])["seed"] == 0
+    assert _log(run, "metrics.1.jsonl") == before
+    assert len(nitro.checkpoints(other.run_dir)) == 3 + 2
+
+
+@pytest.mark.parametrize("keeps", [0, 5, -2])
+def test_log_that_was_edited_is_set_aside_and_begun_anew(
+    plane: Any, make_run: Any, half: nitro.Nitro, whole: nitro.Nitro, keeps: int
+) -> None:
+    log = half.run_dir / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    edited = "".join(lines[keeps:]) if keeps else "".join(reversed(lines))
+    log.write_text(edited)
+
+    run = make_run(plane(), max_epochs=4, resume="auto").train()
+
+    _check_same(run, whole)
+    assert _logged_steps(_log(run)) == list(range(9, 17))
+    assert (half.run_dir / "metrics.1.jsonl").read_text() == edited
 
 
 @pytest.mark.parametrize("form", ["{dir}#{run}@latest", "{dir}#{run}", "{run}@latest", "{run}"])
@@ -466,7 +503,7 @@ def _stop_at_step(run: nitro.Nitro, step: int) -> None:
         if keys["step"] >= step:
             run.request_stop()
 
-    logger.metrics = metrics  # pyright: ignore[reportAttributeAccessIssue]
+    logger.metrics = metrics
 
 
 def _grain(points: Any) -> Any:
