@@ -15,7 +15,7 @@ import jax.monitoring
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import nitro
 from nitro._logs import NullLogger
@@ -160,6 +160,30 @@ def test_width_recompiles_what_has_other_weights(handle):
     after = nitro.cache_stats()["by_role"]
     new = {role: after[role]["misses"] - before[role]["misses"] for role in after}
     assert new == {"train step": 1, "loss": 0, "forward": 1}
+
+
+class LinenNet(linen.Module):
+    width: int
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(linen.relu(linen.Dense(self.width)(x)))
+
+
+class Bridged(Probe):
+    def build_model(self, rngs):
+        return nnx.bridge.ToNNX(LinenNet(self.width), rngs=rngs).lazy_init(np.zeros((1, 6)))
+
+
+def test_two_handles_of_a_linen_model_share_every_program(handle, tmp_path):
+    handle(Bridged(), run_dir=tmp_path / "a", checkpointer=nitro.TopK()).train()
+    before = nitro.cache_stats()["misses"]
+
+    handle(Bridged(), run_dir=tmp_path / "b", seed=1).train()
+    resumed = handle(Bridged(max_epochs=3), run_dir=tmp_path / "a", resume="auto").train()
+
+    assert nitro.cache_stats()["misses"] == before
+    assert resumed.epoch == 3
 
 
 def test_accum_recompiles_the_step_alone(handle):

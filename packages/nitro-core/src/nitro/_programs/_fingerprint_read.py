@@ -68,8 +68,8 @@ _SLOTS: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _WRAPPER_CLUTTER: Final = frozenset(
     {"__name__", "__qualname__", "__doc__", "__module__", "__annotations__"}
 )
-# Where and when a Flax module was made, which says nothing about it.
-_TRACE_STATES: Final = frozenset({"TraceState", "PytreeState", "ObjectState"})
+# Where and when a Flax module was made (NNX), or as which object (Linen): nothing about it.
+_FLAX_ORIGINS: Final = frozenset({"TraceState", "PytreeState", "ObjectState", "FlaxId"})
 _JIT_SETTINGS: Final = ("static_argnums", "static_argnames", "inline", "keep_unused")
 _ATTRIBUTE_GETTERS: Final = (operator.attrgetter, operator.methodcaller)
 
@@ -376,8 +376,8 @@ def _read_weak(value: Callable[[], object]) -> Reading:
 def _read_object(value: object) -> Reading:
     """Reads an object through its class, its attributes and what it inherits from a builtin."""
     cls = type(value)
-    if cls.__name__ in _TRACE_STATES and is_library_module(cls.__module__):
-        return Reading("trace state")
+    if cls.__name__ in _FLAX_ORIGINS and is_library_module(cls.__module__):
+        return Reading("origin")
     parts = [*_named("class of", cls), *_attributes(_state(value)), *_inherited(value)]
     author = _author_of_reduce(cls)
     # A state that the user writes for pickling may leave out what a trace reads.
