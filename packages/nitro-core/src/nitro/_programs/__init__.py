@@ -4,7 +4,7 @@ from ._code_record import CodeFingerprint
 from ._explain import CompileExplanation, explain_compiles
 from ._fingerprint import why_not_by_content
 from ._hooks import TracedHooks
-from ._jaxpr import InnerJaxpr, jaxprs
+from ._jaxpr import InnerJaxpr, bodies, jaxprs
 from ._memory import (
     CONVOLUTION_SCRATCH,
     Held,
@@ -37,6 +37,7 @@ __all__ = [
     "StepInputs",
     "StepPlan",
     "TracedHooks",
+    "bodies",
     "cache_clear",
     "cache_stats",
     "checked_compile_options",

@@ -10,18 +10,21 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from nitro._programs import jaxprs, user_lines
+from nitro._programs import bodies, jaxprs, user_lines
 from nitro._trees import Flat
 from nitro.errors import ExportError
 
+from ._lowering import wide_types_for
 from ._program import ExportProgram
 from ._wire import WireForward
 
 _CALLBACKS = re.compile(r"callback|debug_print|infeed|outfeed")
 _STABLE = re.compile(r"lapack_|cu(solver|blas|dnn)|hip(solver|blas)|shape_assertion")
 
-_UNSTABLE = re.compile(r"custom calls? .*?targets? .*?guarantees?\.\s*(?:Examples are: )?", re.S)
+_UNSTABLE = re.compile(r"custom calls? .*?targets? .*?guarantees?\.", re.S)
+_TARGET = re.compile(r'custom_call @(?:"([^"]+)"|([\w.$]+))')
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ def refuse_callbacks(jaxpr: Any, owner: str) -> None:
     effects = {str(effect) for effect in jaxpr.effects}
     if effects:
         culprits = [c for c in _culprits(jaxpr) if c.equations[0].effects]
+        around = {id(equation) for c in culprits for equation in c.equations[1:]}
+        culprits = [c for c in culprits if id(c.equations[0]) not in around]
         raise ExportError(
             f"The exported program of `{owner}` has side effects: {_listed(culprits)} "
             f"({', '.join(sorted(effects))}).",
@@ -74,31 +79,94 @@ def refuse_unstable_calls(jaxpr: Any, owner: str, allowed: Sequence[str]) -> Non
         and not _STABLE.match(target)
     ]
     if calls:
-        raise _unstable(owner, _listed(calls), calls[0].name)
+        raise _unstable(owner, calls)
 
 
 def refuse_unstable_targets(program: ExportProgram, batch: int | None, owner: str) -> None:
     """Lowers a program once, and tells which targets JAX refuses to write.
 
+    Any primitive may be lowered to one: `jax.lax.linalg.ormqr` is, and a user's own.
+
     Raises:
-        ExportError: Names the targets.
+        ExportError: Names each target, with the user's line.
     """
     try:
         program.exported(batch)
     except ValueError as error:
-        message = " ".join(str(error).split())
-        if not _UNSTABLE.search(message):
+        targets = _unstable_targets(error)
+        if not targets:
             raise
-        targets = re.findall(r"target (\S+)", message) or re.findall(r"'([\w.$]+)'", message)
-        listed = ", ".join(f"`{target}`" for target in dict.fromkeys(targets))
-        raise _unstable(owner, listed, next(iter(targets), "TARGET")) from error
+        arguments = program.arguments(batch, program.golden_sizes)
+        with wide_types_for(spec.numpy_dtype for spec in (*program.inputs, *program.outputs)):
+            jaxpr = jax.make_jaxpr(program.fn)(*arguments)
+            found = _calling(jaxpr, program)
+        named = {culprit.name for culprit in found}
+        found += [_Culprit(target, ()) for target in targets if target not in named]
+        raise _unstable(owner, found) from error
 
 
-def _unstable(owner: str, listed: str, first: str) -> ExportError:
+def _unstable_targets(error: Exception) -> list[str]:
+    """The targets that JAX refuses to serialize; empty for another error."""
+    if not _UNSTABLE.search(" ".join(str(error).split())):
+        return []
+    found = [quoted or plain for quoted, plain in _TARGET.findall(str(error))]
+    return list(dict.fromkeys(found)) or ["a custom call"]
+
+
+def _calling(jaxpr: Any, program: ExportProgram, calls: tuple[Any, ...] = ()) -> list[_Culprit]:
+    """The innermost equations that are lowered to unstable calls, one for each target.
+
+    Each equation is lowered alone: JAX tells no lines, which Nitro keeps out of modules.
+    """
+    found = list[_Culprit]()
+    opened = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in opened.eqns:
+        around = (equation, *calls)
+        targets = _targets_of(equation, opened, program)
+        inner = (
+            [c for b in bodies(equation) for c in _calling(b, program, around)] if targets else []
+        )
+        found += inner or [_Culprit(target, around) for target in targets]
+    return found
+
+
+def _targets_of(equation: Any, opened: Any, program: ExportProgram) -> list[str]:
+    """The unstable targets of one equation of a jaxpr."""
+    inputs = list(dict.fromkeys(filter(_is_variable, equation.invars)))
+    alone = opened.replace(
+        constvars=[],
+        invars=inputs,
+        outvars=equation.outvars,
+        eqns=[equation],
+        effects=equation.effects,
+        debug_info=opened.debug_info._replace(arg_names=None, result_paths=None),
+    )
+    export = jax.export.export(
+        jax.jit(jaxpr_as_fun(ClosedJaxpr(alone, []))),
+        platforms=program.platforms,
+        disabled_checks=tuple(
+            map(jax.export.DisabledSafetyCheck.custom_call, program.custom_calls)
+        ),
+    )
+    try:
+        export(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in inputs))
+    # What needs the equations around it raises various types; it is refused without a line.
+    except Exception as error:  # noqa: BLE001
+        return _unstable_targets(error)
+    return []
+
+
+def _is_variable(atom: Any) -> bool:
+    return not hasattr(atom, "val")
+
+
+def _unstable(owner: str, calls: Sequence[_Culprit]) -> ExportError:
+    targets = tuple(dict.fromkeys(call.name for call in calls))
     return ExportError(
-        f"The exported program of `{owner}` calls {listed}, which JAX does not promise to keep.",
+        f"The exported program of `{owner}` calls {_listed(calls)}, which JAX does not promise "
+        "to keep.",
         expected="targets with a compatibility promise, such as LAPACK's",
-        fix=f"compute it without; or, where every reader has it, pass `custom_calls=({first!r},)`",
+        fix=f"compute it without; or, where every reader has it, pass `custom_calls={targets!r}`",
     )
 
 
@@ -206,7 +274,7 @@ def _first_draw(jaxpr: Any, states: set[Any]) -> str:
     """The user's line of the last equation that RNG state reaches directly or by a key."""
     reached, found = set(states), ""
     for equation in jaxpr.eqns:
-        if not {v for v in equation.invars if not hasattr(v, "val")} & reached:
+        if not set(filter(_is_variable, equation.invars)) & reached:
             continue
         if not all(_is_random(v) for v in equation.outvars):
             line = next(user_lines(equation), None)
