@@ -30,6 +30,7 @@ FACTORIES: dict[str, Callable[..., Any]] = {
     "lamb": optax.lamb,
     "adafactor": functools.partial(optax.adafactor, min_dim_size_to_factor=4),
     "muon": optax.contrib.muon,
+    "noisy_sgd": functools.partial(optax.noisy_sgd, key=jax.random.key(3)),  # a key in its state
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -64,6 +66,20 @@ def test_newest_record_goes_on_as_the_same_run(
     assert len({entry.run for entry in entries}) == 1
     assert [entry.stop_reason for entry in entries] == [None, "requested", None, "completed"]
     assert all(entry.parent is None and entry.time for entry in entries)
+
+
+def test_key_in_the_state_of_the_optimizer_comes_back(plane: Any, tmp_path: Path) -> None:
+    class Noisy(plane):
+        def optimizer(self, group: str) -> Any:
+            return functools.partial(optax.noisy_sgd, key=jax.random.key(3))
+
+    def build(name: str, **options: Any) -> nitro.Nitro:
+        return nitro.Nitro(Noisy(), run_dir=tmp_path / name, progress=False, **options)
+
+    whole = build("whole", max_epochs=3).train()
+    build("part", max_epochs=1).train()
+
+    _check_same(build("part", max_epochs=3, resume="auto").train(), whole)
 
 
 def test_older_record_branches_off_as_a_new_run(
@@ -213,6 +229,18 @@ def test_run_that_stopped_early_stays_stopped(plane: Any, make_run: Any) -> None
 
     on = make_run(plane(), max_epochs=first.epoch + 1, early_stop=None, resume="auto")
     assert on.train().epoch == first.epoch + 1
+
+
+def test_run_that_stopped_early_goes_on_with_more_patience(plane: Any, make_run: Any) -> None:
+    first = make_run(
+        plane(), max_epochs=9, early_stop=nitro.EarlyStop(patience=1, min_delta=1e9)
+    ).train()
+    patient = nitro.EarlyStop(patience=4, min_delta=1e9)
+
+    run = make_run(plane(), max_epochs=9, early_stop=patient, resume="auto").train()
+
+    # Both epochs count alike: the first value is the best, and then nothing improves.
+    assert (first.epoch, run.epoch, run.stop_reason) == (2, 5, "early_stop")
 
 
 def test_run_may_be_prolonged(plane: Any, make_run: Any, half: nitro.Nitro) -> None:
@@ -394,21 +422,46 @@ def test_other_logger_is_refused(base_run: Path, tmp_path: Path) -> None:
         nitro.Nitro(Base(), run_dir=tmp_path, max_epochs=2, resume=base_run, logger=None)
 
 
-def test_other_epoch_length_is_refused_inside_an_epoch_only(
-    plane: Any, points: Any, make_run: Any
+@pytest.mark.parametrize(
+    ("rows", "loader", "words"),
+    [
+        (25, {}, "batches_per_epoch: 4 in the record, 5 now"),
+        (16, {"batch_size": 4}, "batch_size: 5 in the record, 4 now"),
+        (22, {}, "num_samples: 20 in the record, 22 now"),
+        (20, {"shuffle": False}, "shuffle: 1 in the record, 0 now"),
+        (20, {"seed": 3}, "loader_seed: 0 in the record, 3 now"),
+    ],
+)
+def test_other_epoch_is_refused_inside_an_epoch_only(
+    plane: Any, points: Any, make_run: Any, rows: int, loader: dict[str, Any], words: str
 ) -> None:
-    def data(count: int) -> Any:
-        return {"train": nitro.ArrayLoader(points(count, seed=0), 5)}
+    def data(count: int, **options: Any) -> Any:
+        options = {"batch_size": 5, "shuffle": True, **options}
+        return {"train": nitro.ArrayLoader(points(count, seed=0), **options)}
 
     run = make_run(plane(), max_epochs=2, data=data(20), steps_per_call=1)
     _stop_at_step(run, 1)
     run.train()
 
-    with pytest.raises(CheckpointError, match=r"batches_per_epoch: 4 in the record, 5 now"):
-        make_run(plane(), max_epochs=2, data=data(25), resume="auto")
+    with pytest.raises(CheckpointError, match=words):
+        make_run(plane(), max_epochs=2, data=data(rows, **loader), resume="auto")
     make_run(plane(), max_epochs=2, data=data(20), resume="auto").train()
-    with pytest.warns(NitroWarning, match=r"batches_per_epoch: 4 in the record, 5 now"):
-        make_run(plane(), max_epochs=3, data=data(25), resume="auto")
+    with pytest.warns(NitroWarning, match=words):
+        make_run(plane(), max_epochs=3, data=data(rows, **loader), resume="auto")
+
+
+def test_other_batch_size_of_any_loader_is_refused_inside_an_epoch(
+    plane: Any, points: Any, make_run: Any
+) -> None:
+    def data(rows: int) -> Any:
+        return {"train": [points(rows, seed=n) for n in range(4)]}
+
+    run = make_run(plane(), max_epochs=2, data=data(5), steps_per_call=1)
+    _stop_at_step(run, 1)
+    run.train()
+
+    with pytest.raises(CheckpointError, match="batch_size: 5 in the record, 6 now"):
+        make_run(plane(), max_epochs=2, data=data(6), resume="auto")
 
 
 @pytest.mark.parametrize(

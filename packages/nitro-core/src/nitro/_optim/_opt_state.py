@@ -56,7 +56,7 @@ def check_same_leaves(before: Any, after: Any, *, what: str) -> None:
 
 
 def _strong(name: str, leaf: Any) -> jax.Array:
-    if isinstance(leaf, jax.Array) and not leaf.weak_type:
+    if isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False):  # a key has none
         return leaf
     if not isinstance(leaf, bool | int | float | np.generic | np.ndarray | jax.Array):
         raise ConfigError(
