@@ -15,11 +15,13 @@ from nitro._experiment import Residency
 from nitro._logs import checked_state
 from nitro._trees import Flat, named_leaves
 from nitro._version import __version__
+from nitro.data import ArrayLoader, num_rows, routed_fields
 from nitro.errors import CheckpointError
 
 from ._derive import encode_derived
 from ._journaling import experiment_name, source_file
 from ._refusals import anchor_checksums, versions
+from ._setup import train_names
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -72,12 +74,27 @@ def fixed_meta(session: Session) -> dict[str, Any]:
 
 
 def pace(setup: Setup) -> dict[str, int]:
-    """How many batches an epoch has, how many make a step, and the horizon in steps."""
-    batches, accum = len(setup.splits.get("train", ())), setup.options.accum
+    """What makes an epoch and its steps, as far as it can be told; and the horizon in steps."""
+    if "train" not in setup.splits:
+        return {"batches_per_epoch": 0, "accum": setup.options.accum, "num_steps": 0}
+    source, accum = setup.splits["train"], setup.options.accum
+    first = setup.first["train"]
+    fields = routed_fields(first, train_names(setup.hooks, first), where="the first batch")
     return {
-        "batches_per_epoch": batches,
+        "batches_per_epoch": len(source),
         "accum": accum,
-        "num_steps": setup.options.max_epochs * (batches // accum),
+        "num_steps": setup.options.max_epochs * (len(source) // accum),
+        "batch_size": num_rows(fields, where="the first batch"),
+        **(_order(source) if isinstance(source, ArrayLoader) else {}),
+    }
+
+
+def _order(source: ArrayLoader) -> dict[str, int]:
+    """What decides which samples come when."""
+    return {
+        "num_samples": source.num_samples,
+        "shuffle": int(source.shuffle),
+        "loader_seed": (source.seed or 0) if source.shuffle else 0,
     }
 
 

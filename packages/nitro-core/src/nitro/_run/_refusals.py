@@ -188,8 +188,8 @@ def report_horizon(
 def _check_epoch_length(record: Record, saved: Mapping[str, int], pace: Mapping[str, int]) -> None:
     moved = [
         f"{name}: {saved[name]} in the record, {pace[name]} now"
-        for name in ("batches_per_epoch", "accum")
-        if saved[name] != pace[name]
+        for name in pace
+        if name != "num_steps" and saved.get(name, pace[name]) != pace[name]
     ]
     if not moved:
         return
@@ -199,7 +199,8 @@ def _check_epoch_length(record: Record, saved: Mapping[str, int], pace: Mapping[
             text,
             expected=f"the same: the record stands behind step {record.meta['steps_in_epoch']} of "
             f"epoch {record.meta['epoch'] + 1}",
-            fix="use the same data, batch size and `accum`, or resume from the end of an epoch",
+            fix="use the same data, batch size, order and `accum`, or resume from the end of an "
+            "epoch",
         )
     warn(text)
 

@@ -78,9 +78,9 @@ def _warn_if_ended(session: Session, record: Record) -> None:
     reason, max_epochs = record.entry.stop_reason, session.setup.options.max_epochs
     if session.epoch >= max_epochs:
         fix = f"pass a `max_epochs` above {session.epoch} to train on"
-    elif reason == "early_stop" and session.setup.stopper is not None:
+    elif reason == "early_stop" and _still_stops(session.setup.stopper):
         session.has_ended = True
-        fix = "pass `early_stop=None` to train on"
+        fix = "pass `early_stop=None`, or one with more patience, to train on"
     else:
         return
     warn(
@@ -89,3 +89,8 @@ def _warn_if_ended(session: Session, record: Record) -> None:
         + "; `train` returns at once.\n"
         f"  fix: {fix}, or take the weights only: `checkpoint=`"
     )
+
+
+def _still_stops(stopper: Any) -> bool:
+    """Whether a stopper that stopped the run would do so again; only Nitro's own can say no."""
+    return stopper is not None and getattr(stopper, "is_over", True)

@@ -89,6 +89,11 @@ class EarlyStop:
             self._best, self._waited = value, 0
         else:
             self._waited += 1
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the metric has gone `patience` epochs without improvement."""
         return self._waited >= self.patience
 
     def get_state(self) -> dict[str, Any]:
