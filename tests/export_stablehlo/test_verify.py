@@ -134,19 +134,6 @@ def test_a_wrong_directory_name_is_found(copy_bundle):
     assert "The directory is called `renamed`" in verify_bundle(path).violations[0]
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_old_bundle_gets_a_note(copy_bundle):
-    def edit(path):
-        text = (path / "manifest.yaml").read_text()
-        at = text.index('"exported_at": "') + len('"exported_at": "')
-        (path / "manifest.yaml").write_text(text[:at] + "2020" + text[at + 4 :])
-
-    report = verify_bundle(copy_bundle("mlp", edit=edit))
-
-    assert not report.violations
-    assert "promises to read its exports for 180 days" in report.notes[0]
-
-
 def test_inspect_shows_the_contract(run, bundles):
     code, out, _ = run("inspect", bundles["many"])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,13 +28,10 @@ from ._requests import take_rows
 from ._vet import TIMEOUT_S, find_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import GOLDEN_FILE, TensorFile
+from ._window import find_window
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
 
 T = TypeVar("T")
-
-# JAX promises to read exports for six months; a month is left for a new one.
-_EXPORT_READABLE_DAYS = 180
-_EXPORT_NEARS_END_DAYS = 150
 
 
 @dataclass
@@ -62,7 +58,13 @@ class Report:
 
 
 def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
-    """Checks digests, rules, signatures, the golden outputs and the age of a bundle.
+    """Checks digests, rules, signatures, the golden outputs and the versions of a bundle.
+
+    What wrote the bundle is compared with the installed JAX: a calling convention or a
+    StableHLO version that it does not read is a violation. A note tells of what it reads
+    without a promise, which JAX gives by the release dates of jaxlib: of a newer jaxlib
+    than the installed one, and, by the bundle's age as a hint, of one that may be more than
+    six months older.
 
     Goes on after a violation as far as it can, so that one run shows them all. Programs
     are tried in a child process first, for at most `timeout_s` seconds.
@@ -79,6 +81,9 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
     manifest = report.attempt(lambda: _manifest(files, index))
     if manifest is not None:
         _check_place(report, path, manifest)
+    facts = {} if manifest is None else manifest.provenance
+    window = find_window(index, str(facts.get("exported_at")))
+    report.violations += window.violations
     weights = report.attempt(lambda: _weights(files))
     # Without the weights, no program can be told to take the right arguments.
     unsafe = find_unsafe_programs(path, index, timeout_s=timeout_s) if weights is not None else {}
@@ -98,8 +103,7 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
         for key in sound:
             report.attempt(lambda key=key, bundle=bundle: _check_golden(files, index, bundle, key))
         report.attempt(lambda: _check_symbolic(files, index, bundle, set(unsafe)))
-    if manifest is not None:
-        _note_age(report, manifest)
+    report.notes += window.notes
     if index.custom_calls:
         report.notes.append(
             f"The programs call {', '.join(index.custom_calls)}: IREE and GPU servers lack them."
@@ -300,19 +304,3 @@ def _difference(got: np.ndarray, wanted: np.ndarray, rtol: float) -> str:
     furthest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
     allowed = rtol * (1.0 + float(np.abs(b[finite]).max(initial=0.0)))
     return f"differs by {furthest:.3g}, more than {allowed:.3g}" if furthest > allowed else ""
-
-
-def _note_age(report: Report, manifest: Manifest) -> None:
-    try:
-        exported = datetime.fromisoformat(str(manifest.provenance.get("exported_at")))
-    except ValueError:
-        return
-    if exported.tzinfo is None:
-        exported = exported.replace(tzinfo=UTC)
-    days = (datetime.now(UTC) - exported).days
-    if days >= _EXPORT_NEARS_END_DAYS:
-        report.notes.append(
-            f"The bundle is {days} days old. JAX promises to read its exports for "
-            f"{_EXPORT_READABLE_DAYS} days, so load it with the jax that wrote it, or export "
-            "again; the .mlir files stay readable for five years."
-        )
