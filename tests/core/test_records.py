@@ -11,6 +11,7 @@ from flax import nnx
 
 import nitro
 from nitro import TopK
+from nitro._run import session_of
 from nitro.errors import CheckpointError, ConfigError, DivergenceError, NitroWarning
 
 
@@ -111,7 +112,7 @@ def test_weights_only_handle_predicts_and_holds_no_optimizer_state(
     np.testing.assert_array_equal(run.predict({"x": x}), trained_plane.predict({"x": x}))
     assert (run.step, run.epoch) == (0, 0)
     # The evaluation never built one: nothing but the five weights lies on the device for it.
-    assert jax.tree.leaves(nitro._run.session_of(run).state.opt_state) == []
+    assert jax.tree.leaves(session_of(run).state.opt_state) == []
 
 
 def test_model_state_and_rng_keys_are_restored(images: Any, tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_run_without_validation_has_a_latest_and_no_best(
 def test_record_of_another_layout_names_the_leaves(plane: Any, trained_plane: nitro.Nitro) -> None:
     class Wide(plane):
         def build_model(self, rngs: Any) -> Any:
-            model = nnx.Linear(6, 1, rngs=rngs)
+            model: Any = nnx.Linear(6, 1, rngs=rngs)
             model.scale = nnx.Param(np.ones(1, np.float32))
             return model
 
@@ -213,6 +214,9 @@ def test_folder_that_only_looks_like_a_record_is_refused(plane: Any, tmp_path: P
     [
         ("{", "is no index of records"),
         ("[]", "is no index of records"),
+        ('{"format_version": 1, "records": 3}', "is no index of records"),
+        ('{"format_version": 1, "records": ["a"]}', "is no index of records"),
+        ('{"format_version": 1, "records": [{"name": "a"}]}', "is no index.*'run', 'step'"),
         (json.dumps({"format_version": 99, "records": []}), r"format version 99[\s\S]*version 1"),
     ],
 )

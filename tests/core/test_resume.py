@@ -141,6 +141,38 @@ def test_branch_into_a_directory_with_another_run_takes_its_own_log_along(
     assert len(nitro.checkpoints(other.run_dir)) == 3 + 2
 
 
+def test_run_that_goes_on_after_a_branch_finds_its_own_log_again(
+    plane: Any, make_run: Any, half: nitro.Nitro
+) -> None:
+    first, last = nitro.checkpoints(half.run_dir)
+    own = _log(half)
+    branch = make_run(
+        plane(), max_epochs=3, resume=half.run_dir / "checkpoints" / first.name
+    ).train()
+    of_branch = _log(branch)
+
+    run = make_run(plane(), max_epochs=4, resume=f"#{last.run}").train()
+
+    assert _logged_steps(_log(run)) == list(range(1, 17))
+    assert _log(run)[: len(own) - 1] == own[:-1]  # all but the line that said it was over
+    assert _log(run, "metrics.1.jsonl") == own
+    assert _log(run, "metrics.2.jsonl") == of_branch
+
+
+def test_run_that_goes_on_sets_aside_what_a_later_one_logged_behind_it(
+    plane: Any, make_run: Any, half: nitro.Nitro
+) -> None:
+    run_id = nitro.checkpoints(half.run_dir)[-1].run
+    make_run(plane(), seed=1).train()
+    both = _log(half)
+    assert _logged_steps(both) == [*range(1, 9), *range(1, 5)]
+
+    run = make_run(plane(), max_epochs=4, resume=run_id).train()
+
+    assert _logged_steps(_log(run)) == list(range(1, 17))
+    assert _log(run, "metrics.1.jsonl") == both
+
+
 @pytest.mark.parametrize("keeps", [0, 5, -2])
 def test_log_that_was_edited_is_set_aside_and_begun_anew(
     plane: Any, make_run: Any, half: nitro.Nitro, whole: nitro.Nitro, keeps: int

@@ -125,12 +125,19 @@ def _listed(directory: Path) -> list[RecordEntry]:
         index = json.loads(path.read_text(encoding="utf-8"))
         version, records = index["format_version"], index["records"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"`{path}` is no index of records: {error}.",
-            fix="delete the file: it is made again from the records beside it",
-        ) from error
+        raise _no_index(path, error) from error
     check_version(version, f"`{path}`")
-    return [entry_from(record) for record in records]
+    try:
+        return [entry_from(record) for record in records]
+    except (TypeError, AttributeError) as error:
+        raise _no_index(path, error) from error
+
+
+def _no_index(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"`{path}` is no index of records: {error}.",
+        fix="delete the file: it is made again from the records beside it",
+    )
 
 
 def entry_from(values: Mapping[str, Any]) -> RecordEntry:

@@ -117,18 +117,23 @@ class JSONLinesLogger:
     def reattach(self, state: Any) -> None:
         """Cuts the file to the length that a record knew.
 
-        Where it holds something else, as in another directory, it is set aside, and starts
-        with a copy of the record's own lines if their file is still there.
+        Where it holds something else, as in another directory, it starts with a copy of the
+        record's own lines, if they are still where they were or were set aside. What would
+        be lost of another run by either is set aside.
         """
-        path, before = self._bound_path(), Path(state.get("path", ""))
+        path, size = self._bound_path(), state["bytes"]
         if not _starts_with(path, state):
-            own = before.read_bytes()[: state["bytes"]] if _starts_with(before, state) else b""
+            elsewhere = [Path(state.get("path", "")), *_asides(path)]
+            own = next((one for one in elsewhere if _starts_with(one, state)), None)
+            lines = b"" if own is None else own.read_bytes()[:size]
             self.set_aside()
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(own)
-        elif path.stat().st_size > state["bytes"]:
+            path.write_bytes(lines)
+        elif path.stat().st_size > size:
+            if _has_another_start(path, size):
+                self.set_aside()
             with path.open("r+b") as file:
-                file.truncate(state["bytes"])
+                file.truncate(size)
 
     def set_aside(self) -> None:
         """Copies the file to `metrics.1.jsonl` or the next free number; once for one content.
@@ -138,13 +143,9 @@ class JSONLinesLogger:
         path = self._bound_path()
         if not path.exists():
             return
-        for number in itertools.count(1):
-            aside = path.with_suffix(f".{number}{path.suffix}")
-            if not aside.exists():
-                shutil.copy2(path, aside)
-                return
-            if filecmp.cmp(path, aside, shallow=False):
-                return
+        asides = _asides(path)
+        if not any(filecmp.cmp(path, aside, shallow=False) for aside in asides):
+            shutil.copy2(path, _aside(path, len(asides) + 1))
 
     def _bound_path(self) -> Path:
         if self.path is None:
@@ -161,6 +162,23 @@ class JSONLinesLogger:
             self._file = path.open("a", encoding="utf-8")
         self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
         self._file.flush()
+
+
+def _asides(path: Path) -> list[Path]:
+    """What was set aside of a file."""
+    numbered = (_aside(path, number) for number in itertools.count(1))
+    return list(itertools.takewhile(Path.exists, numbered))
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_suffix(f".{number}{path.suffix}")
+
+
+def _has_another_start(path: Path, size: int) -> bool:
+    """Whether a run began behind the first `size` bytes of a file."""
+    with path.open("rb") as file:
+        file.seek(size)
+        return any(line.startswith(b'{"type": "params"') for line in file)
 
 
 def _starts_with(path: Path, state: Mapping[str, Any]) -> bool:
