@@ -51,6 +51,12 @@ class TopK:
         if self.scope not in ("run", "dir"):
             raise ConfigError(f"`TopK(scope={self.scope!r})`.", expected='"run" or "dir"')
 
+    def __repr__(self) -> str:
+        shown = f"k={self.k}, metric={self.metric!r}, mode={self.mode!r}"
+        shown += "" if self.keep_latest else ", keep_latest=False"
+        shown += "" if self.scope == "run" else f", scope={self.scope!r}"
+        return f"TopK({shown})"
+
     def score(self, metrics: Mapping[str, float]) -> float:
         """The value that ranks a record.
 
