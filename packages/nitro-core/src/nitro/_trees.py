@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 Flat = dict[str, Any]
 """Arrays by dotted name."""
@@ -30,6 +31,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def describe_array(value: Any) -> str:
     """`float32(64, 128)`, for messages."""
     return f"{value.dtype}{tuple(value.shape)}"
+
+
+def describe_tree(tree: Any) -> str:
+    """`float32(64,)` for one array; `a tuple of 2 leaves: 0, 1` for a tree, for messages."""
+    if jax.tree_util.all_leaves([tree]):
+        return describe_array(np.asarray(tree))
+    names = list(named_leaves(tree))
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    return f"a {type(tree).__name__} of {len(names)} leaves: {shown}"
 
 
 def _part(entry: Any) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nitro._trees import Flat
+from nitro._trees import Flat, describe_tree
 from nitro.errors import ConfigError
 
 from ._curves import Evaluate, evaluate_schedule
@@ -142,7 +142,8 @@ def _field_values(schedule: Schedule, field: Any, num_steps: int, evaluate: Eval
     leaves, treedef = jax.tree.flatten(field)
     given, structure = jax.tree.flatten(values)
     if structure != treedef:
-        raise _misfit(schedule, np.asarray(None), f"a tree like the field: {treedef}", num_steps)
+        expected = f"a tree like the field, {describe_tree(field)}"
+        raise _misfit(schedule, np.asarray(None), expected, num_steps)
     lead = (num_steps,) if callable(schedule.value) else ()
     columns = [
         _leaf_columns(schedule, _as_array(schedule, value), leaf, lead, num_steps)

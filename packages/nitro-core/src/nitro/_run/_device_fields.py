@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import Residency, field_names
-from nitro._trees import describe_array
+from nitro._trees import describe_array, describe_tree
 from nitro.errors import ConfigError, did_you_mean
 
 from ._session import Session
@@ -50,8 +50,9 @@ def _checked(session: Session, name: str, value: Any) -> Any:
     current = session.device[name]
     if jax.tree.structure(value) != jax.tree.structure(current):
         raise ConfigError(
-            f"`set_device({name}=...)` got the structure {jax.tree.structure(value)}.",
-            expected=f"{jax.tree.structure(current)}, as the field has",
+            f"`set_device({name}=...)` got {describe_tree(value)}.",
+            expected=f"{describe_tree(current)}, as the field has",
+            fix="a list is a tree, too: pass an array as `np.asarray(...)`",
         )
     return jax.tree.map(lambda old, leaf: _converted(name, old, leaf), current, value)
 
