@@ -11,9 +11,15 @@ from typing import Any
 import jax.export
 from jax.extend import mlir
 from jax.extend.mlir import ir, passmanager
-from jax.extend.mlir.dialects import chlo, sdy, stablehlo
+from jax.extend.mlir.dialects import stablehlo
 
 from nitro.errors import BundleError, ConfigError, ExportError
+from nitro.export.mlir import (
+    custom_call_targets,
+    make_context,
+    serialize_portable,
+    strip_attributes,
+)
 
 from ._bytecode import check_frame
 
@@ -66,20 +72,18 @@ def make_artifact(exported: jax.export.Exported, version: str) -> tuple[bytes, S
     Raises:
         ExportError: An operation that `version` does not have; the message names it.
     """
-    with _make_context() as context:
-        module = _deserialize(exported.mlir_module_serialized, context)
-        module.operation.walk(_strip_attributes)
+    with make_context() as context:
+        module = mlir.deserialize_portable_artifact(exported.mlir_module_serialized, context)
+        strip_attributes(module, _DROPPED)
         _move_main_first(module)
         passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
         # Read before serializing, which turns the module into another dialect.
         signature = _signature(module)
-        messages = list[str]()
         try:
-            with _diagnostics(context, messages):
-                return stablehlo.serialize_portable_artifact(module, version), signature
+            return serialize_portable(module, version), signature
         except ValueError as error:
             raise ExportError(
-                f"The program does not fit StableHLO {version}: {_culprit(messages)}.",
+                f"The program does not fit StableHLO {version}: {error}.",
                 expected="operations that this version has",
                 fix="pass a newer `stablehlo_version` if every reader of the bundle knows it, "
                 "or avoid the operation",
@@ -109,9 +113,9 @@ def read_text(data: bytes, *, file: str) -> str:
 @contextmanager
 def _parsed(data: bytes, file: str) -> Generator[Any, None, None]:
     check_frame(data, file=file)
-    with _make_context() as context:
+    with make_context() as context:
         try:
-            yield _deserialize(data, context)
+            yield mlir.deserialize_portable_artifact(data, context)
         # jaxlib raises several types here, which differ from version to version.
         except Exception as error:
             raise BundleError(
@@ -120,61 +124,7 @@ def _parsed(data: bytes, file: str) -> Generator[Any, None, None]:
             ) from error
 
 
-@contextmanager
-def _diagnostics(context: Any, messages: list[str]) -> Generator[None, None, None]:
-    """Collects what MLIR would otherwise print to standard error.
-
-    Not to be used around reading: jaxlib 0.12 emits errors there from where no Python may
-    run, and crashes.
-    """
-
-    def keep(diagnostic: Any) -> bool:
-        messages.append(str(diagnostic.message))
-        return True
-
-    handler = context.attach_diagnostic_handler(keep)
-    try:
-        yield
-    finally:
-        handler.detach()
-
-
-def _make_context() -> Any:
-    context = ir.Context()
-    for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
-    return context
-
-
-def _deserialize(data: bytes, context: Any) -> Any:
-
-    return mlir.deserialize_portable_artifact(data, context)
-
-
-def _strip_attributes(op: Any) -> Any:
-
-    attributes = op.operation.attributes
-    for name in [n for n in map(_attribute_name, attributes) if n.startswith(_DROPPED)]:
-        del attributes[name]
-    for key in ("arg_attrs", "res_attrs"):
-        if key in attributes:
-            kept = [
-                ir.DictAttr.get(
-                    {item.name: item.attr for item in entry if not item.name.startswith(_DROPPED)}
-                )
-                for entry in map(ir.DictAttr, ir.ArrayAttr(attributes[key]))
-            ]
-            attributes[key] = ir.ArrayAttr.get(kept)
-    return ir.WalkResult.ADVANCE
-
-
-def _attribute_name(item: Any) -> str:
-    """Iterating over attributes gives their names in some jaxlib versions."""
-    return item if isinstance(item, str) else item.name
-
-
 def _functions(module: Any) -> dict[str, Any]:
-
     return {
         ir.StringAttr(op.attributes["sym_name"]).value: op
         for op in module.body.operations
@@ -191,34 +141,15 @@ def _move_main_first(module: Any) -> None:
 
 
 def _signature(module: Any) -> Signature:
-
     functions = _functions(module)
     if next(iter(functions), None) != "main":
         raise ValueError("its first function is not `main`")
     kind = ir.FunctionType(ir.TypeAttr(functions["main"].attributes["function_type"]).value)
-    calls = set[str]()
-
-    def collect(op: Any) -> Any:
-        if op.operation.name == "stablehlo.custom_call":
-            calls.add(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(collect)
     return Signature(
         arguments=tuple(str(argument) for argument in kind.inputs),
         results=tuple(str(result) for result in kind.results),
-        custom_calls=tuple(sorted(calls)),
+        custom_calls=custom_call_targets(module),
     )
-
-
-def _culprit(messages: list[str]) -> str:
-    for message in messages:
-        found = re.search(r"failed to legalize operation '(?:vhlo\.)?(\w+?)(?:_v\d+)?'", message)
-        if found:
-            target = re.search(r'call_target_name = #vhlo\.string_v1<"([^"]*)">', message)
-            called = f" (target `{target[1]}`)" if target else ""
-            return f"it has no form for the operation `{found[1]}`{called} used here"
-    return "; ".join(messages) or "the serializer gives no reason"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

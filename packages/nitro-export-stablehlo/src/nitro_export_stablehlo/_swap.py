@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nitro.errors import BundleError, ConfigError
+from nitro.export import staged
 
 from ._files import FileReader, FileWriter
 from ._index import FILE as INDEX_FILE
@@ -54,9 +53,8 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
         "weights_swapped_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "weights_swapped_from_sha256": index.files[WEIGHTS_FILE].sha256,
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with staged(target) as staging:
+        staging.mkdir()
         writer = FileWriter(staging)
         order = {"argument_order": json.dumps(list(bundle.weights))}
         with writer.open(WEIGHTS_FILE) as sink:
@@ -69,12 +67,7 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
             writer.write(name, files.read(name))
         changed = replace(index, name=target.name, files=writer.digests)
         writer.write(INDEX_FILE, changed.to_json())
-        # mkdtemp makes it private to its user, which a server's may not be.
-        staging.chmod(source.stat().st_mode & 0o777)
         staging.rename(target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

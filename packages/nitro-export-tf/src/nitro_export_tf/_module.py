@@ -7,9 +7,7 @@ MLIR and serialized again for the version that TensorFlow reads.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +15,16 @@ import jax
 import jax.export
 import numpy as np
 from jax.extend import mlir
-from jax.extend.mlir import ir, passmanager
-from jax.extend.mlir.dialects import chlo, sdy, stablehlo
+from jax.extend.mlir import passmanager
+from jax.extend.mlir.dialects import stablehlo
 
 from nitro.errors import ExportError
+from nitro.export.mlir import (
+    custom_call_targets,
+    make_context,
+    serialize_portable,
+    strip_attributes,
+)
 
 from ._io_spec import Shape
 
@@ -70,9 +74,10 @@ def make_module(
             TensorFlow does not know, or side effects; names it.
     """
     _check_kind(exported, where)
-    with _make_context() as context:
+    stablehlo.register_stablehlo_passes()
+    with make_context() as context:
         module = mlir.deserialize_portable_artifact(exported.mlir_module_serialized, context)
-        module.operation.walk(_strip_attributes)
+        strip_attributes(module, _DROPPED)
         passes = ["strip-debuginfo"]
         if _is_dynamic(exported):
             # TensorFlow works out the symbolic sizes when the op runs, and follows calls but
@@ -81,7 +86,7 @@ def make_module(
         pipeline = f"builtin.module({','.join(passes)})"
         passmanager.PassManager.parse(pipeline).run(module.operation)
         _refuse_calls(module, allowed_calls, where)
-        data = _serialize(module, version, context, where)
+        data = _serialize(module, version, where)
     return Module(
         data=data,
         platforms=tuple(platform.upper() for platform in exported.platforms),
@@ -114,14 +119,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _make_context() -> Any:
-    stablehlo.register_stablehlo_passes()
-    context = ir.Context()
-    for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
-    return context
-
-
 def _is_dynamic(exported: jax.export.Exported) -> bool:
     return any(None in open_shape(aval) for aval in exported.in_avals)
 
@@ -131,37 +128,8 @@ def _dtype(aval: Any) -> np.dtype[Any]:
     return np.dtype(np.bool_) if aval.dtype == jax.dtypes.float0 else np.dtype(aval.dtype)
 
 
-def _strip_attributes(op: Any) -> Any:
-    attributes = op.operation.attributes
-    for name in [n for n in map(_attribute_name, attributes) if n.startswith(_DROPPED)]:
-        del attributes[name]
-    for key in ("arg_attrs", "res_attrs"):
-        if key in attributes:
-            kept = [
-                ir.DictAttr.get(
-                    {item.name: item.attr for item in entry if not item.name.startswith(_DROPPED)}
-                )
-                for entry in map(ir.DictAttr, ir.ArrayAttr(attributes[key]))
-            ]
-            attributes[key] = ir.ArrayAttr.get(kept)
-    return ir.WalkResult.ADVANCE
-
-
-def _attribute_name(item: Any) -> str:
-    """Iterating over attributes gives their names in some jaxlib versions."""
-    return item if isinstance(item, str) else item.name
-
-
 def _refuse_calls(module: Any, allowed: Collection[str], where: str) -> None:
-    calls = set[str]()
-
-    def collect(op: Any) -> Any:
-        if op.operation.name == "stablehlo.custom_call":
-            calls.add(ir.StringAttr(op.operation.attributes["call_target_name"]).value)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(collect)
-    unknown = sorted(calls - _KNOWN_TARGETS - set(allowed))
+    unknown = sorted({*custom_call_targets(module)} - _KNOWN_TARGETS - set(allowed))
     if unknown:
         listed = ", ".join(f"`{target}`" for target in unknown)
         raise ExportError(
@@ -173,42 +141,13 @@ def _refuse_calls(module: Any, allowed: Collection[str], where: str) -> None:
         )
 
 
-def _serialize(module: Any, version: str, context: Any, where: str) -> bytes:
-    messages = list[str]()
+def _serialize(module: Any, version: str, where: str) -> bytes:
     try:
-        with _diagnostics(context, messages):
-            return stablehlo.serialize_portable_artifact(module, version)
+        return serialize_portable(module, version)
     except ValueError as error:
         raise ExportError(
-            f"{_capital(where)} does not fit StableHLO {version}: {_culprit(messages)}.",
+            f"{_capital(where)} does not fit StableHLO {version}: {error}.",
             expected="operations that the TensorFlow which reads the model has",
             fix="pass a newer `stablehlo_version` if that TensorFlow reads it, or avoid the "
             "operation",
         ) from error
-
-
-@contextmanager
-def _diagnostics(context: Any, messages: list[str]) -> Generator[None]:
-    """Collects what MLIR would otherwise print to standard error.
-
-    Only around serializing: jaxlib 0.12 emits errors of the reader from where no Python
-    may run, and crashes.
-    """
-
-    def keep(diagnostic: Any) -> bool:
-        messages.append(str(diagnostic.message))
-        return True
-
-    handler = context.attach_diagnostic_handler(keep)
-    try:
-        yield
-    finally:
-        handler.detach()
-
-
-def _culprit(messages: list[str]) -> str:
-    for message in messages:
-        found = re.search(r"failed to legalize operation '(?:vhlo\.)?([\w.]+?)(?:_v\d+)?'", message)
-        if found:
-            return f"it has no form for the operation `{found[1]}` used here"
-    return "; ".join(messages) or "the serializer gives no reason"

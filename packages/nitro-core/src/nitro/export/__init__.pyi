@@ -8,3 +8,4 @@ from ._program import Golden as Golden
 from ._save import backends as backends
 from ._save import export_model as export_model
 from ._spec import ExportSpec as ExportSpec
+from ._staging import staged as staged
