@@ -7,6 +7,7 @@ from ._checkpoint import TopK as TopK
 from ._checkpoint import checkpoint_info as checkpoint_info
 from ._checkpoint import checkpoints as checkpoints
 from ._checkpoint import runs as runs
+from ._data import ArrayLoader as ArrayLoader
 from ._devices import setup_devices as setup_devices
 from ._experiment import Device as Device
 from ._experiment import Experiment as Experiment
@@ -28,6 +29,5 @@ from ._run import Phase as Phase
 from ._run import PhaseEvent as PhaseEvent
 from ._run import on_phase as on_phase
 from ._version import __version__ as __version__
-from .data import ArrayLoader as ArrayLoader
 from .export import ExportSpec as ExportSpec
 from .export import export_model as export_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from nitro._data import ArrayLoader
 from nitro._experiment import Residency, locate
 from nitro._journal import Report, Section
 from nitro._optim import describe_optimizer
-from nitro.data import ArrayLoader
 
 from ._restore import loggable
 from ._setup import Setup

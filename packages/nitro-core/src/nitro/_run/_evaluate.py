@@ -9,11 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro._journal import HISTORY_KEYS
-from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics
-from nitro._state import TrainState
-from nitro._trees import Flat, named_leaves
-from nitro.data import (
+from nitro._data import (
     ArrayLoader,
     Batch,
     check_same_fields,
@@ -24,6 +20,10 @@ from nitro.data import (
     owned_batch,
     routed_fields,
 )
+from nitro._journal import HISTORY_KEYS
+from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics
+from nitro._state import TrainState
+from nitro._trees import Flat, named_leaves
 from nitro.errors import DataError, HookError
 
 from ._prefetch import prefetched

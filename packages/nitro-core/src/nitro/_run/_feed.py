@@ -10,10 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nitro._devices import device_memory_bytes
-from nitro._programs import StepPlan
-from nitro._trees import Flat, named_leaves
-from nitro.data import (
+from nitro._data import (
     ArrayLoader,
     Batch,
     check_same_fields,
@@ -21,6 +18,9 @@ from nitro.data import (
     num_rows,
     routed_fields,
 )
+from nitro._devices import device_memory_bytes
+from nitro._programs import StepPlan
+from nitro._trees import Flat, named_leaves
 from nitro.errors import DataError
 
 from ._position import open_epoch

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nitro.data import ArrayLoader
+from nitro._data import ArrayLoader
 from nitro.errors import CheckpointError, warn
 
 from ._restore import Source

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from nitro._checkpoint import flat_items
+from nitro._data import ArrayLoader, num_rows, routed_fields
 from nitro._experiment import Residency
 from nitro._logs import checked_state
 from nitro._trees import Flat, named_leaves
 from nitro._version import __version__
-from nitro.data import ArrayLoader, num_rows, routed_fields
 from nitro.errors import CheckpointError
 
 from ._derive import encode_derived

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from nitro._data import Batch, checked_batch, num_rows
 from nitro._experiment import Route, has_hook, read_route
-from nitro.data import Batch, checked_batch, num_rows
 from nitro.errors import ConfigError, DataError, ExperimentError, HookError, did_you_mean
 
 from ._phases import Phase

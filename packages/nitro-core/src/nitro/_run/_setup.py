@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from nitro._checkpoint import TopK
+from nitro._data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro._devices import checked_n_devices, ensure_cache
 from nitro._experiment import (
     UNSET,
@@ -42,7 +43,6 @@ from nitro._programs import (
 from nitro._progress import make_reporter
 from nitro._state import ModelLayout, TrainState, split_model
 from nitro._trees import Flat
-from nitro.data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro.errors import ConfigError, DataError, warn
 
 from ._derive import derive

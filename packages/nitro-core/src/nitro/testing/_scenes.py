@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nitro._data import ArrayLoader
 from nitro._experiment import Device, Experiment
-from nitro.data import ArrayLoader
 from nitro.export import ExportSpec
 
 
