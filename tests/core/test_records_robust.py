@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import nitro
@@ -19,6 +21,10 @@ from nitro import TopK
 from nitro._checkpoint import DirectoryLock
 from nitro._run import session_of
 from nitro.errors import CheckpointError
+
+
+def _make(experiment: Any, **options: Any) -> nitro.Nitro:
+    return nitro.Nitro(experiment, **options)
 
 
 @pytest.fixture
@@ -70,7 +76,7 @@ def test_full_disk_is_told_and_loses_nothing(plane: Any, small_disk: Path, tmp_p
     assert all(entry.epoch < 3 for entry in entries)
     (small_disk / "filler").unlink()
     resumed = nitro.Nitro(plane(), **options, resume="auto").train()
-    straight = nitro.Nitro(plane(), **{**options, "run_dir": tmp_path / "straight"}).train()
+    straight = _make(plane(), **{**options, "run_dir": tmp_path / "straight"}).train()
     for name, value in session_of(straight).state.params.items():
         np.testing.assert_array_equal(session_of(resumed).state.params[name], value)
     assert not list((run_dir / "checkpoints").glob("*tmp*"))
@@ -117,34 +123,72 @@ def test_file_in_place_of_the_directory_is_told(plane: Any, tmp_path: Path) -> N
 
 _HOLDER = """
 import sys
-from pathlib import Path
-from nitro._checkpoint import DirectoryLock
-DirectoryLock(Path(sys.argv[1])).acquire()
-print("held", flush=True)
-sys.stdin.read()
+from conftest import Plane
+import nitro
+from nitro._run import session_of
+
+def wait(event):
+    if event.phase.value == "evaluating" and event.epoch == 2:
+        session_of(event.run).records.wait()
+        print("trains", flush=True)
+        sys.stdin.readline()
+
+run = nitro.Nitro(Plane(), run_dir=sys.argv[1], max_epochs=3, progress=False)
+run.on_phase(wait)
+run.train()
 """
 
 
-def test_second_process_in_a_directory_is_refused(plane: Any, tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(tmp_path)],
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that trains in `run`; it has recorded an epoch, and waits in the next one."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path / "run")],
+        cwd=Path(__file__).parent,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    run = nitro.Nitro(plane(), run_dir=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trains\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("place", ["run", "moved"])
+def test_second_process_in_a_directory_is_refused(
+    plane: Any, tmp_path: Path, holder: subprocess.Popen[str], place: str
+) -> None:
+    if place == "moved":
+        (tmp_path / "run").rename(tmp_path / "moved")
+    before = (tmp_path / place / "metrics.jsonl").read_bytes()
+    run = nitro.Nitro(plane(), run_dir=tmp_path / place, max_epochs=3, resume="auto")
 
     with pytest.raises(CheckpointError, match=rf"process {holder.pid} on .* trains into it"):
         run.train()
-    assert not (tmp_path / "metrics.jsonl").exists()
+    assert (tmp_path / place / "metrics.jsonl").read_bytes() == before
 
     holder.kill()
     holder.communicate()
     # The lock of a process that was killed holds nothing back.
-    assert run.train().epoch == 1
-    assert not (tmp_path / "nitro.lock").exists()
+    assert run.train().epoch == 3
+    assert not (tmp_path / place / "nitro.lock").exists()
+
+
+def test_copy_of_a_directory_in_use_is_free(
+    plane: Any, tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert (copy / "nitro.lock").exists()
+
+    nitro.Nitro(plane(), run_dir=copy, max_epochs=3, resume="auto").train()
+    holder.communicate("\n")
+
+    assert holder.returncode == 0
+    ends = [[(e.epoch, e.score) for e in nitro.checkpoints(tmp_path / d)] for d in ("run", "copy")]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 3
 
 
 def test_two_handles_of_one_process_are_kept_apart(tmp_path: Path) -> None:
@@ -166,17 +210,100 @@ def copied(trained_plane: nitro.Nitro, tmp_path: Path) -> Path:
     return shutil.copytree(trained_plane.run_dir, tmp_path / "copied elsewhere")
 
 
-def test_directory_may_be_copied_elsewhere(
-    plane: Any, copied: Path, trained_plane: nitro.Nitro
-) -> None:
-    run = nitro.Nitro(plane(), run_dir=copied, max_epochs=7, resume="auto").train()
+def _contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
-    before, after = nitro.checkpoints(trained_plane.run_dir), nitro.checkpoints(copied)
-    assert (run.epoch, len(run.history)) == (7, 7)
-    assert after[-1].run == before[-1].run
-    lines = (copied / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["step"] for line in lines if '"train"' in line]
-    assert steps == list(range(1, 29))
+
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_directory_may_be_copied_or_moved(plane: Any, tmp_path: Path, how: str) -> None:
+    first, elsewhere = tmp_path / "first", tmp_path / "elsewhere" / "run"
+    stopped = nitro.Nitro(plane(), run_dir=first, max_epochs=4, steps_per_call=1)
+    stopped.on_phase(lambda e: e.run.request_stop() if e.epoch == 2 else None)
+    stopped.train()
+    before, entries = _contents(first), nitro.checkpoints(first)
+    (shutil.copytree if how == "copied" else shutil.move)(first, elsewhere)
+
+    weights = nitro.Nitro(plane(), checkpoint=f"{elsewhere}@latest", data={}, run_dir=first)
+    run = nitro.Nitro(plane(), run_dir=elsewhere, max_epochs=4, resume="auto").train()
+
+    straight = nitro.Nitro(plane(), run_dir=tmp_path / "straight", max_epochs=4).train()
+    for name, value in session_of(straight).state.params.items():
+        np.testing.assert_array_equal(session_of(run).state.params[name], value)
+        np.testing.assert_array_equal(
+            session_of(weights).state.params[name], session_of(stopped).state.params[name]
+        )
+    assert run.history.rows == straight.history.rows
+    assert {e.run for e in nitro.checkpoints(elsewhere)} == {entries[0].run}
+    lines = (elsewhere / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines if '"train"' in line] == list(range(1, 17))
+    assert (_contents(first) == before) if how == "copied" else not first.exists()
+
+
+def test_copy_on_a_read_only_disk_is_read(
+    plane: Any, trained_plane: nitro.Nitro, small_disk: Path
+) -> None:
+    copied = shutil.copytree(trained_plane.run_dir, small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    weights = nitro.Nitro(plane(), checkpoint=f"{copied}@latest", data={}, run_dir=copied)
+    run = nitro.Nitro(plane(), run_dir=copied, max_epochs=7, resume="auto")
+
+    for name, value in session_of(trained_plane).state.params.items():
+        np.testing.assert_array_equal(session_of(weights).state.params[name], value)
+    assert run.validate() == trained_plane.validate()
+    with pytest.raises(CheckpointError, match="cannot be written: Read-only"):
+        run.train()
+
+
+# Where a read fails, Orbax may leave coroutines of its own that nobody awaits.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "gone", "foreign"])
+def test_record_with_one_damaged_file_gives_its_own_bits_or_none(
+    plane: Any, copied: Path, trained_plane: nitro.Nitro, damage: str
+) -> None:
+    record = copied / "checkpoints" / nitro.checkpoints(copied)[-1].name
+    refused: list[str] = []
+    for file, content in _contents(record).items():
+        spoiled = {
+            "truncated": content[: len(content) // 2],
+            "emptied": b"",
+            "foreign": np.random.default_rng(0).bytes(len(content)),
+        }
+        (record / file).unlink()
+        if damage != "gone":
+            (record / file).write_bytes(spoiled[damage])
+        try:
+            run = nitro.Nitro(plane(), run_dir=copied, max_epochs=7, resume=record)
+        except CheckpointError:
+            refused.append(file)
+        else:
+            _check_same_state(run, trained_plane)
+        (record / file).write_bytes(content)
+
+    assert {"meta/metadata", "arrays/manifest.ocdbt"} <= set(refused)
+    assert any(file.startswith("arrays/d/") for file in refused)
+
+
+def _check_same_state(got: nitro.Nitro, expected: nitro.Nitro) -> None:
+    state, same = session_of(got).state, session_of(expected).state
+    jax.tree.map(np.testing.assert_array_equal, state, same)
+
+
+def test_checkpoint_of_another_program_is_refused(plane: Any, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(foreign, {"kernel": np.zeros((4, 1)), "bias": np.zeros(1)})
+    inside = shutil.copytree(foreign, tmp_path / "run" / "checkpoints" / "7")
+
+    options = [{o: p} for o in ("checkpoint", "weights", "resume") for p in (foreign, inside)]
+    for option in options:
+        with pytest.raises(CheckpointError, match=r"holds no record|no record that can be"):
+            _make(plane(), run_dir=tmp_path / "run", **option)
+    # One that lies beside our records disturbs nobody, and stays.
+    run = nitro.Nitro(plane(), run_dir=tmp_path / "run").train()
+    assert len(nitro.checkpoints(run.run_dir)) == 1
+    assert _contents(inside) == _contents(foreign)
 
 
 def test_truncated_record_is_told_with_another_one_to_use(plane: Any, copied: Path) -> None:
