@@ -239,6 +239,24 @@ def test_client_specs_without_a_postprocess_are_refused(export):
         export(_of(Client, inputs=[X], outputs=[ExportSpec("y")]))
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (ExportSpec("label", "uint8"), "client output `label` has no shape"),
+        (ExportSpec("label", None, (1, 4)), "client output `label` has no dtype"),
+        (ExportSpec("label", "uint8", (1, 4), source="y"), "`label` has the source `y`"),
+    ],
+)
+def test_client_specs_that_promise_too_little_are_refused(export, spec, words):
+    class Client(Told):
+        def export_client_outputs(self):
+            return [spec]
+
+    source = "def postprocess(outputs):\n    return outputs\n"
+    with pytest.raises(ExportError, match=words):
+        export(_of(Client, inputs=[X], outputs=[ExportSpec("y")], extra=source))
+
+
 def test_provenance_has_three_layers_and_the_caller_wins(export):
     class Known(Wires):
         def export_provenance(self):
