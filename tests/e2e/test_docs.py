@@ -37,7 +37,11 @@ from nitro.errors import NitroError
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
 
 TUTORIAL = DOCS / "tutorial.md"
 
@@ -276,7 +280,7 @@ def test_the_code_of_the_page_runs(
     if page != TUTORIAL:
         _write_tutorial(tmp_path)
     names = vars(module)
-    names |= _readme_names() if page.name == "README.md" else {}
+    names |= _readme_names() if page == ROOT / "README.md" else {}
     nitro.cache_clear()  # a reader starts a process
 
     try:
@@ -355,6 +359,14 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     missing = [target for target in local if not (page.parent / target).exists()]
 
     assert not missing
+
+
+def test_contributing_names_places_that_are_there() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
+    places = re.findall(r"`([^`]+)`", " ".join(rows))
+
+    assert len(places) > 5
+    assert [place for place in places if not list(ROOT.glob(place))] == []
 
 
 def _names_of_reference() -> set[str]:
