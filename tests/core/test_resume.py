@@ -17,6 +17,7 @@ from flax import nnx
 
 import nitro
 from nitro import TopK
+from nitro._checkpoint import DirectoryLock
 from nitro._run import session_of
 from nitro.errors import CheckpointError, ConfigError, NitroWarning
 
@@ -291,6 +292,57 @@ def test_prolonged_schedule_is_told(plane: Any, make_run: Any) -> None:
         match=r"8 steps in the record, 12 now. The schedules of `[^`]*learning_rate` are",
     ):
         make_run(plane(), max_epochs=3, schedules=schedules, resume="auto")
+
+
+def test_handle_that_was_overtaken_overwrites_nothing(
+    plane: Any, make_run: Any, half: nitro.Nitro
+) -> None:
+    late = make_run(plane(), max_epochs=3, resume="auto")
+    make_run(plane(), max_epochs=4, checkpointer=TopK(k=4), resume="auto").train()
+    before = nitro.checkpoints(half.run_dir), (half.run_dir / "metrics.jsonl").read_bytes()
+
+    for overwrite in (late.train, late.checkpoint):
+        with pytest.raises(
+            CheckpointError, match=r"at step 8 of the run [0-9a-f]{8}.* step 16 since[\s\S]*\"auto"
+        ):
+            overwrite()
+
+    after = nitro.checkpoints(half.run_dir), (half.run_dir / "metrics.jsonl").read_bytes()
+    assert after == before
+    # The directory is free for others.
+    assert make_run(plane(), max_epochs=5, resume="auto").train().epoch == 5
+
+
+def test_handle_without_an_optimizer_writes_no_record(
+    plane: Any, make_run: Any, half: nitro.Nitro
+) -> None:
+    run = make_run(plane(), checkpoint=half.run_dir, data={})
+
+    with pytest.raises(ConfigError, match=r"no split `train`[\s\S]*export_model"):
+        run.checkpoint()
+    assert make_run(plane(), max_epochs=4, resume="auto").epoch == 2
+
+
+@pytest.mark.parametrize("phase", ["compiling", "training", "evaluating", "checkpointing"])
+def test_record_that_a_monitor_asks_for_disturbs_nothing(
+    plane: Any, make_run: Any, whole: nitro.Nitro, phase: str
+) -> None:
+    kept_out: list[str] = []
+
+    def ask(event: Any) -> None:
+        if event.phase.value == phase:
+            event.run.checkpoint()
+            with pytest.raises(CheckpointError, match="is in use") as refused:
+                DirectoryLock(event.run.run_dir).acquire()
+            kept_out.append(str(refused.value))
+
+    run = make_run(plane(), max_epochs=4, steps_per_call=1, checkpointer=TopK(k=4))
+    run.on_phase(ask)
+    run.train()
+
+    _check_same(run, whole)
+    assert kept_out
+    assert [e.epoch for e in nitro.checkpoints(run.run_dir) if e.score is not None] == [1, 2, 3, 4]
 
 
 # The record's values --------------------------------------------------------------------------
@@ -577,6 +629,28 @@ def test_source_without_a_position_resumes_at_epoch_starts_only(
         data={"train": [points(5, seed=n) for n in range(4)]},
     )
     _check_same(resumed.train(), straight.train())
+
+
+def test_record_on_request_inside_an_epoch_needs_a_position(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    def make(**options: Any) -> nitro.Nitro:
+        data = {"train": Stream([points(5, seed=n) for n in range(4)])}
+        with pytest.warns(NitroWarning, match="Stream has no position"):
+            return make_run(plane(), max_epochs=3, steps_per_call=1, data=data, **options)
+
+    run = make()
+    _stop_at_step(run, 6)
+    with pytest.warns(NitroWarning, match="No record of step"):
+        run.train()
+    assert run.step % 4
+
+    with pytest.warns(NitroWarning, match="No record of step"):
+        run.checkpoint()
+
+    # What there is stays, and can be resumed.
+    assert [entry.step for entry in nitro.checkpoints(run.run_dir)] == [4]
+    assert make(resume="auto").train().epoch == 3
 
 
 def _stop_at_step(run: nitro.Nitro, step: int) -> None:

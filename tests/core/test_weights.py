@@ -42,7 +42,7 @@ def test_weights_of_another_handle_are_copied(images: Any, make_run: Any, tmp_pa
 @pytest.mark.parametrize("form", ["module", "state", "nested", "flat"])
 def test_weights_may_be_a_tree(plane: Any, make_run: Any, form: str) -> None:
     kernel, bias = np.full((4, 1), 2.0), np.full(1, 3.0)
-    module = nnx.Linear(4, 1, rngs=nnx.Rngs(9))
+    module: Any = nnx.Linear(4, 1, rngs=nnx.Rngs(9))
     module.kernel[...], module.bias[...] = jnp.asarray(kernel, jnp.float32), jnp.asarray(bias)
     weights = {
         "module": module,
@@ -185,6 +185,14 @@ def test_training_on_from_restored_weights_is_refused(best_run: nitro.Nitro) -> 
         ConfigError, match=r"best record \(epoch 2\)[\s\S]*restore_optimizer=True[\s\S]*@latest"
     ):
         best_run.train()
+
+
+def test_record_of_restored_weights_is_refused(best_run: nitro.Nitro) -> None:
+    before = nitro.checkpoints(best_run.run_dir)
+
+    with pytest.raises(ConfigError, match=r"best record \(epoch 2\).* a record, would mix"):
+        best_run.checkpoint()
+    assert nitro.checkpoints(best_run.run_dir) == before
 
 
 def test_run_without_a_score_keeps_its_weights(plane: Any, make_run: Any) -> None:

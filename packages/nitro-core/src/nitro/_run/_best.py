@@ -43,7 +43,7 @@ def refuse_restored_best(session: Session) -> None:
     best = session.records.directory / entry.name
     raise ConfigError(
         f"The weights are those of the best record (epoch {entry.epoch}), but the optimizer stands "
-        f"at step {session.step}: training on would mix the two.",
+        f"at step {session.step}: training on, or a record, would mix the two.",
         expected="a new handle that says where to go on",
         fix=f'one of\n    Nitro({owner}(...), checkpoint="{best}")  # a fresh optimizer\n'
         f'    Nitro({owner}(...), checkpoint="{best}", restore_optimizer=True)  # the record\'s\n'

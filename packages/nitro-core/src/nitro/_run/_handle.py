@@ -22,7 +22,7 @@ from nitro.errors import ConfigError, did_you_mean
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
-from ._loop import plan_memory, run_training
+from ._loop import plan_memory, record_now, run_training
 from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
 from ._resume import resume_session, start_session
@@ -249,7 +249,9 @@ class Nitro:
         """Writes a record: at once, or at the next boundary between calls while training.
 
         Raises:
-            ConfigError: The handle writes no records, or keeps none without a score.
+            ConfigError: The handle writes no records, keeps none without a score, has no
+                training split, or ended with the weights of its best record.
+            CheckpointError: Another process writes into the directory, or has trained on there.
         """
         session = self._session
         if session.records is None:
@@ -258,12 +260,10 @@ class Nitro:
                 fix="build it with `checkpointer=nitro.TopK()`",
             )
         refuse_unranked_record(session.records.policy)
-        if session.phase is Phase.TRAINING:
+        if session.is_training:
             session.record_requested = True
         else:
-            session.open()
-            session.save_record(None, session.stop_reason)
-            session.close()
+            record_now(session)
 
     def on_phase(self, callback: Monitor) -> Callable[[], None]:
         """Has `callback` called with a `PhaseEvent` at each change of phase.

@@ -11,8 +11,9 @@ import jax
 
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
-from nitro.errors import DivergenceError, warn
+from nitro.errors import ConfigError, DivergenceError, warn
 
+from ._best import refuse_restored_best
 from ._binding import binding_report
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
@@ -36,6 +37,7 @@ def run_training(session: Session) -> None:
     session.open()
     session.new_reporter()
     session.journal.begin(session)
+    session.is_training = True
     with session.in_phase(Phase.TRAINING, then=Phase.DONE):
         try:
             _begin_log(session)
@@ -46,9 +48,32 @@ def run_training(session: Session) -> None:
             session.stop_reason = "error"
             _end_after_error(session, error)
             raise
+        finally:
+            session.is_training = False
     session.reporter.end()
     session.journal.end(session)
     logger.finish("completed" if session.stop_reason == "completed" else "early_stop")
+
+
+def record_now(session: Session) -> None:
+    """Writes a record of a session that does not train.
+
+    Raises:
+        ConfigError: It has no optimizer, or the weights of another step than its optimizer.
+    """
+    if session.setup.optimizer is None:
+        raise ConfigError(
+            "A record needs an optimizer to be resumed, and this handle has none: there is no "
+            "split `train`.",
+            fix="build the handle with a training split; to hand weights over, `export_model`",
+        )
+    refuse_restored_best(session)
+    session.open()
+    try:
+        if _may_record(session):
+            session.save_record(None, session.stop_reason)
+    finally:
+        session.close()
 
 
 def _begin_log(session: Session) -> None:
@@ -253,13 +278,17 @@ def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReas
 
 def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:
     session.record_requested = False
-    if session.records is None:
-        return
+    if session.records is not None and _may_record(session):
+        with session.in_phase(Phase.CHECKPOINTING):
+            session.save_record(metrics, reason)
+
+
+def _may_record(session: Session) -> bool:
+    """Whether a record of now could be resumed; warns where not."""
     if session.steps_in_epoch and not session.setup.moves_in_epoch:
         warn(
             f"No record of step {session.step}: the training source cannot go on inside an epoch. "
             f"A run that is resumed repeats epoch {session.epoch + 1} from its start."
         )
-        return
-    with session.in_phase(Phase.CHECKPOINTING):
-        session.save_record(metrics, reason)
+        return False
+    return True

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro._checkpoint import DirectoryLock, RecordEntry, RecordWriter
+from nitro._checkpoint import DirectoryLock, RecordEntry, RecordWriter, newest
 from nitro._experiment import field_values, resolve_options
 from nitro._journal import History
 from nitro._logs import plain
@@ -21,7 +21,7 @@ from nitro._programs import MemoryPlan
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat
-from nitro.errors import DriftWarning, warn
+from nitro.errors import CheckpointError, DriftWarning, warn
 
 from ._evaluate import Evaluator
 from ._journaling import RunJournal, SilentJournal, make_journal
@@ -83,6 +83,7 @@ class Session:
         stop_reason: Why training ended, once it has.
         record_requested: Whether somebody asked for a record.
         last_loss: The loss of the last step that was read.
+        is_training: Whether training is under way, whatever the phase.
         reattach_to: What the logger goes on from once training begins, after a resume.
         cuts_other_run: Whether that cuts off lines that this run did not write.
         told_params: The configuration that the log holds already, after a resume.
@@ -118,6 +119,7 @@ class Session:
         default_factory=lambda: defaultdict(set[str])
     )
     last_loss: float | None = None
+    is_training: bool = False
     reattach_to: Any = None
     cuts_other_run: bool = False
     told_params: dict[str, Any] | None = None
@@ -250,10 +252,26 @@ class Session:
         """Takes the run's directory for writing, unless the run leaves nothing there.
 
         Raises:
-            CheckpointError: Another run writes into it, or it cannot be written.
+            CheckpointError: Another run writes into it, it cannot be written, or the run has
+                been trained on by another handle.
         """
         if not isinstance(self.journal, SilentJournal):
             self.lock.acquire()
+        try:
+            self._refuse_if_overtaken()
+        except CheckpointError:
+            self.lock.release()
+            raise
+
+    def _refuse_if_overtaken(self) -> None:
+        own = [] if self.records is None else self.records.own()
+        if own and newest(own).step > self.step:
+            raise CheckpointError(
+                f"This handle stands at step {self.step} of the run {newest(own).run}, which has "
+                f"been trained on to step {newest(own).step} since.",
+                expected="the newest record of the run: what came later would be overwritten",
+                fix='build the handle again with `resume="auto"`',
+            )
 
     def close(self) -> None:
         """Waits for the last record, ends background threads, and gives the directory up."""
