@@ -271,6 +271,7 @@ def test_tensorboard_refuses_to_resume_into_another_directory(
         make_run(
             plane(), max_epochs=2, logger=TensorBoardLogger(tmp_path / "else"), resume="auto"
         ).train()
+    assert not (tmp_path / "else").exists()
 
 
 def test_confusion_and_tags_become_text(tmp_path: Path) -> None:
@@ -347,6 +348,7 @@ def test_mlflow_run_that_is_gone_is_refused(
     elsewhere = MLflowLogger("planes", tracking_uri=tmp_path / "other")
     with pytest.raises(CheckpointError, match=r"does not have\.[\s\S]*tracking_uri"):
         make_run(plane(), max_epochs=2, logger=elsewhere, resume="auto").train()
+    assert [e.name for e in elsewhere.client.search_experiments()] == ["Default"]
 
 
 def test_local_mlflow_store_needs_no_setting_of_the_users(

@@ -98,8 +98,10 @@ def _end_after_error(session: Session, error: BaseException) -> None:
         "the progress reporter": session.reporter.end,
         "the records": session.close,
         "the run's file": lambda: session.journal.end(session, error),
-        "the logger": lambda: session.setup.logger.finish("error"),
     }
+    # A logger that could not go on with the record's run has nothing to end.
+    if session.reattach_to is None:
+        steps["the logger"] = lambda: session.setup.logger.finish("error")
     for what, end in steps.items():
         try:
             end()
