@@ -11,16 +11,22 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
 
 from nitro.errors import BundleError
+from nitro.export import ExportProgram
 from nitro_export_stablehlo import Bundle, StableHLOBackend, load_bundle
 from nitro_export_stablehlo._index import read_index
 from nitro_export_stablehlo._keys import ProgramKey
 from nitro_export_stablehlo._vet import find_unsafe_programs
+
+Bundles: TypeAlias = Mapping[str, Path]
+Forge: TypeAlias = Callable[..., Path]
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(3, 16)
 
@@ -47,7 +53,7 @@ def _mutate(data: bytes, seed: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def forged(bundles, tmp_path_factory):
+def forged(bundles: Bundles, tmp_path_factory: pytest.TempPathFactory) -> Forge:
     """One copy of the MLP's bundle; restores what a test changes in it."""
     path = tmp_path_factory.mktemp("forged") / "mlp"
     shutil.copytree(bundles["mlp"], path)
@@ -67,7 +73,7 @@ def forged(bundles, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _restore(request, bundles):
+def _restore(request: pytest.FixtureRequest, bundles: Bundles):
     yield
     if "forged" in request.fixturenames:
         forge = request.getfixturevalue("forged")
@@ -76,7 +82,7 @@ def _restore(request, bundles):
 
 
 @pytest.mark.parametrize("file", ["manifest.yaml", "weights.safetensors", *PROGRAMS])
-def test_any_change_is_refused_by_the_digest(bundles, forged, file):
+def test_any_change_is_refused_by_the_digest(bundles: Bundles, forged: Forge, file: str):
     data = (bundles["mlp"] / file).read_bytes()
     for seed in range(35):
         changed = _mutate(data, seed)
@@ -97,7 +103,9 @@ def _try_to_load(path: Path) -> tuple[Bundle | None, str]:
 
 @pytest.mark.parametrize("file", OWN)
 @pytest.mark.parametrize("block", range(4))
-def test_a_forged_file_is_refused_or_harmless(bundles, forged, file, block):
+def test_a_forged_file_is_refused_or_harmless(
+    bundles: Bundles, forged: Forge, file: str, block: int
+):
     refused = 0
     for seed in range(block * 35, (block + 1) * 35):
         path = forged(file, _mutate((bundles["mlp"] / file).read_bytes(), seed), redigest=True)
@@ -113,7 +121,7 @@ def test_a_forged_file_is_refused_or_harmless(bundles, forged, file, block):
     assert refused > 10
 
 
-def test_a_forged_description_does_not_change_the_prediction(bundles, forged):
+def test_a_forged_description_does_not_change_the_prediction(bundles: Bundles, forged: Forge):
     wanted = load_bundle(bundles["mlp"])(pixels=PIXELS)["logits"]
     survived = 0
     for seed in range(60):
@@ -127,7 +135,7 @@ def test_a_forged_description_does_not_change_the_prediction(bundles, forged):
     assert survived
 
 
-def test_swapped_files_are_refused(bundles, forged):
+def test_swapped_files_are_refused(bundles: Bundles, forged: Forge):
     swapped = (bundles["mlp"] / PROGRAMS[1]).read_bytes()
     path = forged(PROGRAMS[0], swapped, redigest=True)
 
@@ -136,14 +144,14 @@ def test_swapped_files_are_refused(bundles, forged):
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 64, b"\xff" * 64, b"not a flatbuffer at all"])
-def test_what_is_no_export_is_refused(forged, data):
+def test_what_is_no_export_is_refused(forged: Forge, data: bytes):
     path = forged(PROGRAMS[0], data, redigest=True)
 
     with pytest.raises(BundleError, match=r"`jax/model\.b1\.jax_export` does not parse"):
         load_bundle(path)(pixels=PIXELS[:1])
 
 
-def test_a_program_that_hangs_its_reader_is_stopped(bundles, forged):
+def test_a_program_that_hangs_its_reader_is_stopped(bundles: Bundles, forged: Forge):
     # A location that names itself: MLIR's reader follows it for ever.
     data = (bundles["mlp"] / PROGRAMS[0]).read_bytes()
     changed = data.replace(b"\x1d\x1f\x01", b"\x1d\x1d\x01")
@@ -157,7 +165,7 @@ def test_a_program_that_hangs_its_reader_is_stopped(bundles, forged):
     assert "does not end within 15 s" in unsafe[PROGRAMS[0]]
 
 
-def test_untrusted_bundles_are_tried_before_they_are_loaded(bundles, forged):
+def test_untrusted_bundles_are_tried_before_they_are_loaded(bundles: Bundles, forged: Forge):
     assert load_bundle(bundles["mlp"], untrusted=True)(pixels=PIXELS)["logits"].shape == (3, 3)
     path = forged("model.b1.mlir", b"ML\xefR" + b"\0" * 40, redigest=True)
 
@@ -171,7 +179,7 @@ def _link(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nitro.json", "manifest.yaml", "weights.safetensors", "jax"])
-def test_links_are_refused(copy_bundle, name):
+def test_links_are_refused(copy_bundle: Callable[..., Path], name: str):
     path = copy_bundle("mlp")
     _link(path, name)
 
@@ -179,7 +187,7 @@ def test_links_are_refused(copy_bundle, name):
         load_bundle(path)
 
 
-def test_a_pipe_does_not_hang_the_loader(copy_bundle):
+def test_a_pipe_does_not_hang_the_loader(copy_bundle: Callable[..., Path]):
     path = copy_bundle("mlp")
     (path / "manifest.yaml").unlink()
     os.mkfifo(path / "manifest.yaml")
@@ -191,7 +199,7 @@ def test_a_pipe_does_not_hang_the_loader(copy_bundle):
 @pytest.mark.parametrize(
     "name", ["../secret", "/etc/passwd", "a//b", "a/./b", "a\\b", "C:x", "", "a\0b"]
 )
-def test_names_that_lead_out_are_refused(copy_bundle, name):
+def test_names_that_lead_out_are_refused(copy_bundle: Callable[..., Path], name: str):
     digest = {"sha256": "0" * 64, "size_bytes": 1}
     path = copy_bundle("mlp", edit_index=lambda index: index["files"].update({name: digest}))
 
@@ -227,7 +235,9 @@ def test_names_that_lead_out_are_refused(copy_bundle, name):
         (lambda i: i.update(name="other"), "differ in `name`"),
     ],
 )
-def test_a_forged_index_is_refused_by_its_key(copy_bundle, edit, words):
+def test_a_forged_index_is_refused_by_its_key(
+    copy_bundle: Callable[..., Path], edit: Callable[[dict[str, Any]], object], words: str
+):
     with pytest.raises(BundleError, match=words):
         load_bundle(copy_bundle("mlp", edit_index=edit))
 
@@ -235,7 +245,7 @@ def test_a_forged_index_is_refused_by_its_key(copy_bundle, edit, words):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"a": 1, "a": 2}', "[" * 100_000, "1" * 5000, "\ud800", "NaN"]
 )
-def test_json_that_is_not_plain_is_refused(copy_bundle, text):
+def test_json_that_is_not_plain_is_refused(copy_bundle: Callable[..., Path], text: str):
     path = copy_bundle("mlp")
     (path / "nitro.json").write_text(text, errors="surrogatepass")
 
@@ -243,7 +253,7 @@ def test_json_that_is_not_plain_is_refused(copy_bundle, text):
         load_bundle(path)
 
 
-def test_a_nan_among_the_weights_is_refused(bundles, forged):
+def test_a_nan_among_the_weights_is_refused(bundles: Bundles, forged: Forge):
     data = bytearray((bundles["mlp"] / "weights.safetensors").read_bytes())
     data[-4:] = struct.pack("<f", float("nan"))
 
@@ -255,7 +265,9 @@ def test_a_nan_among_the_weights_is_refused(bundles, forged):
 
 
 @pytest.fixture(scope="module")
-def many_programs(programs, tmp_path_factory) -> Path:
+def many_programs(
+    programs: Mapping[str, ExportProgram], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A bundle with a program for each of 20 sizes, so that one child can try many."""
     path = tmp_path_factory.mktemp("many") / "mlp"
     path.mkdir()
@@ -268,7 +280,9 @@ def many_programs(programs, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
-def test_forged_programs_end_no_process_but_a_child(many_programs, tmp_path, block):
+def test_forged_programs_end_no_process_but_a_child(
+    many_programs: Path, tmp_path: Path, block: int
+):
     path = tmp_path / "mlp"
     shutil.copytree(many_programs, path)
     index = json.loads((path / "nitro.json").read_text())
@@ -295,7 +309,7 @@ def _files_of(size: int) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_a_hostile_bundle_takes_no_memory_that_it_only_claims(bundles, tmp_path):
+def test_a_hostile_bundle_takes_no_memory_that_it_only_claims(bundles: Bundles, tmp_path: Path):
     code = """
 import json, resource, sys
 from nitro.errors import BundleError
