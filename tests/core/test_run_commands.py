@@ -157,6 +157,34 @@ def test_mistake_is_one_message(cli: Any, words: list[str], message: str) -> Non
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("words", "problem", "expected"),
+    [
+        (["one.py"], "`one.py` has no experiment.", "a subclass of `nitro.Experiment` in `one.py`"),
+        (
+            ["one.py:A"],
+            "`one.py` has no class `A`.",
+            "a subclass of `nitro.Experiment` in `one.py`",
+        ),
+        (["two.py"], "2 experiments, and no class is named", "one of `A`, `B`"),
+        (["two.py:A", "--set", "x=1"], "`A` has no field `x`.", "no name, as there is none"),
+    ],
+)
+def test_absent_name_among_few_or_none_is_told_what_there_is(
+    cli: Any, words: list[str], problem: str, expected: str
+) -> None:
+    Path("one.py").write_text("import nitro\n")
+    Path("two.py").write_text(
+        "import nitro\nclass A(nitro.Experiment): ...\nclass B(nitro.Experiment): ...\n"
+    )
+
+    code, _, err = cli("train", *words)
+
+    assert code == 1
+    assert problem in err
+    assert f"expected: {expected}" in err
+
+
 def test_file_that_cannot_be_imported_says_where(cli: Any) -> None:
     Path("broken.py").write_text("import nitro\n\nraise KeyError('x')\n")
 

@@ -123,8 +123,10 @@ def _package(frame: FrameType | None) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Lists the valid names, the closest one first as a guess where there is one."""
+    """Lists the valid names, then the closest one as a guess where there is one."""
     names = sorted(map(str, valid))
-    listed = ", ".join(f"`{n}`" for n in names) or "none"
+    if not names:
+        return "no name, as there is none to choose from"
+    listed = ", ".join(f"`{n}`" for n in names)
     close = difflib.get_close_matches(name, names, n=1)
     return f"one of {listed}" + (f" (did you mean `{close[0]}`?)" if close else "")

@@ -44,19 +44,30 @@ def load_experiment(target: str) -> type[Experiment]:
     }
     if not name and len(found) == 1:
         return next(iter(found.values()))
+    return _find_class(module, place, name, found)
+
+
+def _find_class(
+    module: ModuleType, place: str, name: str, found: Mapping[str, type[Experiment]]
+) -> type[Experiment]:
+    """The class of that dotted name, which a module may also have from elsewhere."""
+    expected = f"a subclass of `nitro.Experiment` in `{place}`"
+    fix = "name the file that defines it"
+    if found:
+        expected, fix = did_you_mean(name, found), f"write `{place}:{next(iter(found))}`"
+    if not name:
+        number = f"{len(found)} experiments, and no class is named" if found else "no experiment"
+        raise ConfigError(f"`{place}` has {number}.", expected=expected, fix=fix)
     candidate: Any = module
     for part in name.split("."):
         candidate = getattr(candidate, part, None)
-    if not name or candidate is None:
-        raise ConfigError(
-            f"`{place}` has no class `{name}`." if name else f"`{target}` names no class.",
-            expected=did_you_mean(name, found),
-            fix=f"write `{place}:{next(iter(found), 'Class')}`",
-        )
+    if candidate is None:
+        raise ConfigError(f"`{place}` has no class `{name}`.", expected=expected, fix=fix)
     if not (isinstance(candidate, type) and issubclass(candidate, Experiment)):
         raise ConfigError(
-            f"`{target}` is {candidate!r}.",
-            expected="a subclass of `nitro.Experiment`: " + did_you_mean(name, found),
+            f"`{place}:{name}` is {candidate!r}.",
+            expected="a subclass of `nitro.Experiment`",
+            fix=fix,
         )
     return candidate
 
