@@ -33,34 +33,34 @@ class Recorder:
         self.calls: list[tuple[str, Any]] = []
         self.state = state
 
-    def metrics(self, values, *, context, step, epoch, **more):
+    def metrics(self, values: Any, *, context: Any, step: Any, epoch: Any, **more: Any) -> Any:
         self.calls.append(("metrics", (context, step)))
 
-    def params(self, values, **more):
+    def params(self, values: Any, **more: Any) -> Any:
         self.calls.append(("params", dict(values)))
 
-    def tags(self, values, **more):
+    def tags(self, values: Any, **more: Any) -> Any:
         self.calls.append(("tags", values))
 
-    def other(self, name, value, **more):
+    def other(self, name: Any, value: Any, **more: Any) -> Any:
         self.calls.append((f"other {name}", value))
 
-    def confusion(self, matrix, **more):
+    def confusion(self, matrix: Any, **more: Any) -> Any:
         self.calls.append(("confusion", matrix))
 
-    def finish(self, status, **more):
+    def finish(self, status: Any, **more: Any) -> Any:
         self.calls.append(("finish", status))
 
-    def run_id(self):
+    def run_id(self) -> Any:
         return "id-7"
 
-    def run_url(self):
+    def run_url(self) -> Any:
         return None
 
-    def logger_state(self):
+    def logger_state(self) -> Any:
         return self.state
 
-    def reattach(self, state):
+    def reattach(self, state: Any) -> Any:
         self.calls.append(("reattach", state))
 
     def verbs(self) -> list[str]:
@@ -111,9 +111,9 @@ def mlflow_logger(tmp_path: Path, client: Any) -> MLflowLogger:
 
 def test_all_missing_verbs_are_listed(plane: Any, make_run: Any) -> None:
     class Half:
-        def metrics(self, values, **more): ...
+        def metrics(self, values: Any, **more: Any) -> Any: ...
 
-        def finish(self, status): ...
+        def finish(self, status: Any) -> Any: ...
 
     with pytest.raises(
         ConfigError, match=r"Half lacks params, tags, other, confusion, run_id, run_url, logger_st"
@@ -167,11 +167,11 @@ def test_an_error_finishes_as_error_and_is_raised_whatever_finish_does(
     plane: Any, make_run: Any
 ) -> None:
     class Diverging(plane):
-        def loss(self, height, *, y):
+        def loss(self, height: Any, *, y: Any) -> Any:
             return super().loss(height, y=y) * float("nan")
 
     class Failing(Recorder):
-        def finish(self, status, **more):
+        def finish(self, status: Any, **more: Any) -> Any:
             super().finish(status)
             raise OSError("disk full")
 
@@ -191,7 +191,7 @@ def test_logger_is_built_last_so_a_failed_setup_leaves_nothing(plane: Any, make_
     built: list[Recorder] = []
 
     class Logged(plane):
-        def logger(self):
+        def logger(self) -> Any:
             built.append(Recorder())
             return built[-1]
 
@@ -312,7 +312,7 @@ def test_mlflow_run_that_fails_is_marked(
     plane: Any, make_run: Any, mlflow_logger: MLflowLogger, client: Any
 ) -> None:
     class Diverging(plane):
-        def loss(self, height, *, y):
+        def loss(self, height: Any, *, y: Any) -> Any:
             return super().loss(height, y=y) * float("nan")
 
     run = make_run(Diverging(), logger=mlflow_logger)
@@ -556,7 +556,7 @@ def test_several_loggers_set_aside_what_a_branch_cuts_off(plane: Any, make_run: 
 
 def test_all_loggers_are_finished_though_one_raises() -> None:
     class Failing(Recorder):
-        def finish(self, status, **more):
+        def finish(self, status: Any, **more: Any) -> Any:
             raise OSError("disk full")
 
     last = Recorder()
