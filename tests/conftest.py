@@ -12,7 +12,7 @@ import pytest
 def _own_compilation_cache(pytestconfig: pytest.Config) -> Iterator[None]:
     """Keeps programs beside pytest's own cache, and out of the user's."""
     before = os.environ.get("NITRO_CACHE_DIR")
-    os.environ["NITRO_CACHE_DIR"] = str(pytestconfig.cache.mkdir("xla"))  # pyright: ignore
+    os.environ["NITRO_CACHE_DIR"] = str(pytestconfig.cache.mkdir("xla"))
     yield
     if before is None:
         del os.environ["NITRO_CACHE_DIR"]

@@ -329,9 +329,9 @@ def test_field_declared_twice_is_refused_with_both_lines() -> None:
     ):
 
         class Bad(nitro.Experiment):
-            width: int = 1
+            width: int = 1  # pyright: ignore[reportRedeclaration] - what the test is about
             depth: int = 2
-            width: int = 3  # pyright: ignore[reportRedeclaration]
+            width: int = 3
 
 
 @pytest.mark.parametrize(
