@@ -59,14 +59,14 @@ def test_weights_may_be_a_tree(plane: Any, make_run: Any, form: str) -> None:
 
 
 def test_weights_that_do_not_fit_are_listed(plane: Any, make_run: Any) -> None:
-    weights = {"kernel": np.zeros((5, 1), np.float32), "scale": np.zeros(1, np.float32)}
+    weights = {"kernel": np.zeros((5, 1), np.float32), "known": np.zeros(1, np.float32)}
 
     with pytest.raises(
         ConfigError,
         match=r"given as dict, do not fit[^\n]*\n"
         r"    `bias`: not given, float32\(1,\) in the model\n"
         r"    `kernel`: float32\(5, 1\) given, float32\(4, 1\) in the model\n"
-        r"    `scale`: float32\(1,\) given, gone in the model",
+        r"    `known`: float32\(1,\) given, not in the model",
     ):
         make_run(plane(), weights=weights)
 

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from nitro._devices import brought_home
-from nitro._trees import Flat, describe_array, variable_name
+from nitro._trees import Flat, variable_name
 from nitro.errors import HookError
 
 
@@ -157,21 +157,3 @@ def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
     # Copies: the step program overwrites its state, and the module stays the user's.
     arrays = (jax.numpy.array(leaf, copy=True) for _, leaf in leaves)
     return _Structure(names, treedef), dict(zip(names, arrays, strict=True))
-
-
-def check_same_layout(
-    expected: Mapping[str, Any], got: Mapping[str, Any], *, what: str
-) -> list[str]:
-    """How two flat trees differ, one line per leaf; empty where they agree."""
-    lines: list[str] = []
-    for name in sorted(expected.keys() | got.keys()):
-        if name not in got:
-            lines.append(f"{what} lacks `{name}` {describe_array(expected[name])}")
-        elif name not in expected:
-            lines.append(f"{what} has `{name}` {describe_array(got[name])}, the model does not")
-        elif describe_array(expected[name]) != describe_array(got[name]):
-            lines.append(
-                f"`{name}`: got {describe_array(got[name])}, "
-                f"expected {describe_array(expected[name])}"
-            )
-    return lines

@@ -28,6 +28,11 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {dotted(path): leaf for path, leaf in leaves}
 
 
+def is_rng_key(array: Any) -> bool:
+    """Whether an array holds typed random keys, which have no NumPy dtype."""
+    return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
 def describe_array(value: Any) -> str:
     """`float32(64, 128)`, for messages."""
     return f"{value.dtype}{tuple(value.shape)}"

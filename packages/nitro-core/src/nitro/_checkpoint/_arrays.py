@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from nitro._state import TrainState
-from nitro._trees import Flat, describe_array, named_leaves
+from nitro._trees import Flat, describe_array, is_rng_key, named_leaves
 
 
 def flat_items(state: TrainState) -> dict[str, Flat]:
@@ -24,7 +24,7 @@ def flat_items(state: TrainState) -> dict[str, Flat]:
 
 def savable(flat: Mapping[str, Any]) -> Flat:
     """The same arrays, RNG keys as their data."""
-    return {n: jax.random.key_data(v) if _is_key(v) else v for n, v in flat.items()}
+    return {n: jax.random.key_data(v) if is_rng_key(v) else v for n, v in flat.items()}
 
 
 def host_copy(items: Mapping[str, Mapping[str, Any]]) -> dict[str, Flat]:
@@ -50,7 +50,7 @@ def described(flat: Mapping[str, Any]) -> dict[str, str]:
 
 def placed(value: np.ndarray, like: Any) -> Any:
     """A stored array with the dtype, the sharding and the kind of key of another one."""
-    if not _is_key(like):
+    if not is_rng_key(like):
         return jax.device_put(value.astype(like.dtype, copy=False), _sharding(like))
     data = jax.device_put(value, _sharding(like))
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
@@ -68,7 +68,3 @@ def restore_args(item: str, names: Iterable[str]) -> Any:
 
 def _sharding(like: Any) -> Any:
     return like.sharding if isinstance(like, jax.Array) else None
-
-
-def _is_key(value: Any) -> bool:
-    return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)

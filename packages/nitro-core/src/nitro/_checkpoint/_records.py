@@ -162,13 +162,28 @@ def checkpoint_info(source: str | Path) -> dict[str, Any]:
 
 
 def leaf_differences(
-    saved: Mapping[str, str], wanted: Mapping[str, str], *, converts: bool = False
+    saved: Mapping[str, str],
+    wanted: Mapping[str, str],
+    *,
+    converts: bool = False,
+    found: str = "in the record",
+    now: str = "now",
+    gone: str = "gone now",
 ) -> list[str]:
-    """How two descriptions of leaves by name differ, a line each; empty where they agree."""
-    lines = [f"`{name}`: not in the record, {wanted[name]} now" for name in wanted.keys() - saved]
-    lines += [f"`{name}`: {saved[name]} in the record, gone now" for name in saved.keys() - wanted]
+    """How two descriptions of leaves by name differ, a line each; empty where they agree.
+
+    Args:
+        saved: The leaves that there are, in words.
+        wanted: The leaves that are needed, in words.
+        converts: Whether another float dtype is no difference.
+        found: Where `saved` is, for the lines.
+        now: Where `wanted` is.
+        gone: What is said of a leaf that nobody needs.
+    """
+    lines = [f"`{name}`: not {found}, {wanted[name]} {now}" for name in wanted.keys() - saved]
+    lines += [f"`{name}`: {saved[name]} {found}, {gone}" for name in saved.keys() - wanted]
     lines += [
-        f"`{name}`: {saved[name]} in the record, {wanted[name]} now"
+        f"`{name}`: {saved[name]} {found}, {wanted[name]} {now}"
         for name in wanted.keys() & saved.keys()
         if saved[name] != wanted[name]
         and not (converts and _float_shape(saved[name]) == _float_shape(wanted[name]) is not None)

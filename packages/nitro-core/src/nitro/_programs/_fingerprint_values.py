@@ -19,10 +19,11 @@ from pathlib import PurePath
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
+
+from nitro._trees import is_rng_key
 
 from ._fingerprint_origin import definition_name
 
@@ -164,8 +165,7 @@ def jax_digest(array: jax.Array) -> bytes:
     if array.is_deleted() or not array.is_fully_addressable:
         raise ValueError("a deleted or remote array cannot be read")
     kind = str(array.dtype).encode()
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    host = np.asarray(jax.random.key_data(array) if is_key else array)
+    host = np.asarray(jax.random.key_data(array) if is_rng_key(array) else array)
     digest = digest_of(b"jax", kind, numpy_digest(host))
     return _hashed_arrays.put(array, _HashedArray((), digest, None)).digest
 

@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+
+from nitro._trees import is_rng_key
 
 
 def array_bytes(array: Any) -> int:
     """The bytes of an array, concrete or abstract; of a key array, those of its data."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_rng_key(array):
         return array_bytes(jax.eval_shape(jax.random.key_data, array))
     return math.prod(array.shape) * array.dtype.itemsize
 

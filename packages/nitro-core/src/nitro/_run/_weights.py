@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from nitro._checkpoint import leaf_differences, listed
-from nitro._trees import Flat, describe_array, named_leaves
+from nitro._trees import Flat, describe_array, is_rng_key, named_leaves
 from nitro.errors import ConfigError
 
 
@@ -34,17 +33,19 @@ class Weights:
         Raises:
             ConfigError: Lists the names that are missing, unknown, or of another shape.
         """
-        lines = [
-            line.replace("in the record", "given").replace("now", "in the model")
-            for line in leaf_differences(
-                self._described(model_state), _words(params), converts=True
-            )
-        ]
+        lines = leaf_differences(
+            self._described(model_state),
+            _words(params),
+            converts=True,
+            found="given",
+            now="in the model",
+            gone="not in the model",
+        )
         present = {n: model_state[n] for n in model_state if n in self.arrays}
         lines += [
             f"`{name}`: {describe_array(self.arrays[name])} given, {describe_array(leaf)} in the model"
             for name, leaf in present.items()
-            if not _is_key(leaf) and np.shape(self.arrays[name]) != leaf.shape
+            if not is_rng_key(leaf) and np.shape(self.arrays[name]) != leaf.shape
         ]
         if lines:
             raise ConfigError(
@@ -127,15 +128,11 @@ def _arraylike(leaf: Any) -> Any:
     return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
 
 
-def _is_key(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
 def _converted(value: Any, like: Any) -> Any:
     # Copies, by way of the host: the step program overwrites its state, the source keeps its
     # own, and what is spread over a mesh or on another device comes to where the model is.
-    if _is_key(like):
-        data = jax.random.key_data(value) if _is_key(_arraylike(value)) else value
+    if is_rng_key(like):
+        data = jax.random.key_data(value) if is_rng_key(_arraylike(value)) else value
         placed = jax.device_put(np.array(data), like.sharding)
         return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(like))
     return jax.device_put(np.array(value).astype(like.dtype), like.sharding)
