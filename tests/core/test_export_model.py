@@ -17,6 +17,8 @@ from nitro import Device, ExportSpec, export_model
 from nitro._plugins import discover
 from nitro.errors import BackendError, ConfigError, ExportError, HookError
 
+SCALE = 1.0
+
 PLUGIN = '''
 """A backend that keeps the exported programs of JAX and the weights as they are."""
 
@@ -131,6 +133,33 @@ def test_preprocessing_ships_inside_the_program(exported: Any) -> None:
     height = run.predict({"x": pixels.astype(np.float32) / 255})
 
     np.testing.assert_allclose(loaded(pixels=pixels)["height"], height, atol=1e-6)
+
+
+@jax.jit
+def _scaled(x: Any) -> Any:
+    return SCALE * x
+
+
+def test_trace_that_jax_remembers_is_not_exported_after_a_change(
+    plane: Any, make_run: Any, export: Any, points: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scaled(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return _scaled(model(x)[:, 0])
+
+        def export_preprocess(self, x: Any) -> Any:
+            return {"x": _scaled(x)}
+
+    x = points(3, seed=0)["x"]
+
+    def heights(name: str) -> Any:
+        path = export(make_run(Scaled()), name=name)
+        return nitro._plugins.get_backend("plain").load(path)(x=x)["height"]
+
+    before = heights("v1")
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+
+    np.testing.assert_allclose(heights("v2"), 4 * before, rtol=1e-6)
 
 
 def test_wire_may_be_64_bit(exported: Any) -> None:

@@ -78,6 +78,14 @@ class FirstStep(NullLogger):
             self.compiles = len(_COMPILES)
 
 
+class FirstLoss(NullLogger):
+    """Notes the loss of the first step."""
+
+    def metrics(self, values, *, context, step, epoch, **more):
+        if context == "train" and step == 1:
+            self.loss = values["loss"]
+
+
 @pytest.fixture
 def handle(tmp_path):
     def make(experiment: Any = None, **options: Any) -> nitro.Nitro:
@@ -288,6 +296,50 @@ def test_code_that_moves_before_the_first_trace_is_traced_as_it_is_then(handle, 
     plain = handle().validate()["val_loss"]
 
     assert moved == pytest.approx(4 * plain, rel=1e-6)
+
+
+def _times(x):
+    return SCALE * x
+
+
+def _times_once(_, x):
+    return SCALE * x
+
+
+def _sum_times(total, x):
+    return total + SCALE * x, None
+
+
+_KEEPING_TRACES = {
+    "jit": jax.jit(_times),
+    "nnx.jit": nnx.jit(_times),
+    "checkpoint": jax.checkpoint(_times),
+    "cond": lambda x: jax.lax.cond(x > 0, _times, _times, x),
+    "fori_loop": lambda x: jax.lax.fori_loop(0, 1, _times_once, x),
+    "scan": lambda x: jax.lax.scan(_sum_times, 0 * x, x[None])[0],
+}
+"""Ways to call `_times` in which JAX remembers a trace by the function object."""
+
+
+@pytest.mark.parametrize("way", _KEEPING_TRACES)
+def test_a_trace_that_jax_remembers_is_not_used_for_changed_code(handle, monkeypatch, way):
+    class Weighted(Probe):
+        def loss(self, logits, *, y):
+            return _KEEPING_TRACES[way](
+                optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+            )
+
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 1.0)
+    plain = handle(Weighted(max_epochs=1))
+    before = plain.validate()["val_loss"]
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    tripled = handle(Weighted(max_epochs=1), logger=(first := FirstLoss()))
+
+    assert tripled.validate()["val_loss"] == pytest.approx(3 * before)
+    tripled.train()
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 1.0)
+    handle(Weighted(max_epochs=1), logger=(unscaled := FirstLoss())).train()
+    assert first.loss == pytest.approx(3 * unscaled.loss)
 
 
 def test_explanations_speak_of_fields(handle):

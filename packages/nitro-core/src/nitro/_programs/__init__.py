@@ -2,7 +2,7 @@
 
 from ._code_record import CodeFingerprint
 from ._explain import CompileExplanation, explain_compiles
-from ._fingerprint import why_not_by_content
+from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
 from ._jaxpr import InnerJaxpr, bodies, jaxprs
 from ._memory import (
@@ -15,6 +15,7 @@ from ._memory import (
     program_memory,
 )
 from ._options import checked_compile_options
+from ._own_traces import own_traces
 from ._pure import run_pure
 from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
@@ -45,10 +46,12 @@ __all__ = [
     "has_convolutions",
     "in_units",
     "jaxprs",
+    "own_traces",
     "program_memory",
     "raised_at",
     "run_pure",
     "store",
+    "trace_closure",
     "tree_bytes",
     "user_lines",
     "why_not_by_content",

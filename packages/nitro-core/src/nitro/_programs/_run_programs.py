@@ -18,6 +18,7 @@ from ._constants import TracedCode, check_constants
 from ._fingerprint import Closure, describe, trace_closure, value_digest
 from ._hooks import TracedHooks
 from ._key import KeyPart, abstract_arguments
+from ._own_traces import own_traces
 from ._plan import choose_plan
 from ._step import Chunk, StepInputs, StepPlan, make_step_program
 from ._store import Program, ProgramRequest, store
@@ -96,9 +97,12 @@ class RunPrograms:
         optimizer = self._optimizer
         assert optimizer is not None
 
+        code = self._current_code("train step")["code"].digest
+
         def trace(plan: StepPlan) -> Any:
             program = make_step_program(self.hooks, optimizer, plan)(set())
-            return jax.make_jaxpr(program)(state, inputs, chunk_for(plan))
+            with own_traces(code):
+                return jax.make_jaxpr(program)(state, inputs, chunk_for(plan))
 
         plan = choose_plan(trace=trace, **choice)
         make = make_step_program(self.hooks, optimizer, plan)
@@ -209,7 +213,7 @@ class RunPrograms:
     def _checked(self, program: Program, request: ProgramRequest) -> Program:
         """Checks a program that may have been compiled for a handle that allows more."""
         if program.facts.constant_bytes > self._max_constant_bytes:
-            request.check(jax.make_jaxpr(request.make(set()))(*request.arguments))
+            request.check(request.trace(set()).jaxpr)
         return program
 
     def _check_constants(self, role: str, jaxpr: Any) -> None:

@@ -17,6 +17,7 @@ from nitro.errors import ProgramError
 
 from ._facts import TraceFacts, facts_of
 from ._key import KeyPart, ProgramKey, base_digest
+from ._own_traces import own_traces
 from ._persistent import watch_cache
 from ._slow_compile import warn_if_slow
 
@@ -28,7 +29,8 @@ class ProgramRequest:
     Attributes:
         role: "train step", "forward", "loss" and so on.
         owner: The experiment's class name.
-        parts: What decides the program, apart from structural fields, by label.
+        parts: What decides the program, apart from structural fields, by label; `code`, what
+            it is traced from, among them.
         graph: The structural fields' values by label. A program depends only on those
             that its trace reads.
         make: Called with a set that collects the structural fields which the trace
@@ -51,6 +53,12 @@ class ProgramRequest:
     slow_compile_s: float
     donate: tuple[int, ...] = ()
     compile_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def trace(self, reads: set[str]) -> Any:
+        """Traces the program from the code as it is now; JAX's `Traced`."""
+        jitted = jax.jit(self.make(reads), donate_argnums=self.donate, keep_unused=True)
+        with own_traces(self.parts["code"].digest):
+            return jitted.trace(*self.arguments)
 
 
 class Program:
@@ -164,8 +172,7 @@ class Store:
     def _build(self, base: str, request: ProgramRequest) -> Program:
         started = time.perf_counter()
         reads: set[str] = set()
-        jitted = jax.jit(request.make(reads), donate_argnums=request.donate, keep_unused=True)
-        traced = jitted.trace(*request.arguments)
+        traced = request.trace(reads)
         request.check(traced.jaxpr)
         with watch_cache() as cache_use:
             compiled = _compile(traced.lower(), request)

@@ -177,17 +177,12 @@ def refuse_constants(forward: WireForward, jaxpr: Any) -> None:
         ProgramError: Names each array, its hook, and what it came through.
     """
     session = forward.session
-    cls = type(session.setup.experiment)
-    hooks = [name for name in ("forward", "export_preprocess") if hasattr(cls, name)]
     device = session.device
     session.setup.programs.check_constants(
         jaxpr,
         role="exported",
-        roots={
-            **{f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks},
-            "model": forward.hooks.layout.eval_modules,
-        },
-        baked={f"Device field {cls.__name__}.{name}": device[name] for name in device},
+        roots=forward.roots,
+        baked={f"Device field {forward.owner}.{name}": device[name] for name in device},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import has_hook
+from nitro._programs import own_traces, trace_closure
 from nitro._run import Session
 from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, did_you_mean
@@ -63,6 +65,18 @@ class WireForward:
             return {n: self._cast(v) for n, v in {**self.session.state.params, **state}.items()}
 
     @property
+    def roots(self) -> dict[str, Any]:
+        """What a trace starts from, by the names that messages give it."""
+        cls = type(self.session.setup.experiment)
+        hooks = [name for name in ("forward", "export_preprocess") if hasattr(cls, name)]
+        code = {f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks}
+        return {**code, "model": self.hooks.layout.eval_modules}
+
+    @functools.cached_property
+    def _code(self) -> str:
+        return trace_closure(self.roots, owner=type(self.session.setup.experiment)).digest
+
+    @property
     def rngs(self) -> Flat:
         """The RNG state by dotted name."""
         return {n: self.session.state.model_state[n] for n in self.hooks.layout.rng_names}
@@ -98,8 +112,9 @@ class WireForward:
             name: given[name] if name in given else _inert(value)
             for name, value in self.session.state.model_state.items()
         }
-        batch = jax.tree.map(self._cast, self._batch(view, wire))
-        outputs = self.hooks.eval_outputs(view, params, model_state, batch)
+        with own_traces(self._code):
+            batch = jax.tree.map(self._cast, self._batch(view, wire))
+            outputs = self.hooks.eval_outputs(view, params, model_state, batch)
         return tuple(
             self._cast_back(spec, array)
             for spec, array in zip(self.outputs, self._select(outputs, wire, jnp), strict=True)
@@ -108,7 +123,7 @@ class WireForward:
     def predict(self, wire: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What `Nitro.predict` returns for wire inputs, as the outputs are promised."""
         view = self.hooks.view(self.session.device)
-        with self.wide_types():
+        with self.wide_types(), own_traces(self._code):
             arrays = [jnp.asarray(wire[spec.name]) for spec in self.inputs]
             batch = jax.tree.map(np.asarray, self._batch(view, arrays))
         ordered = [wire[spec.name] for spec in self.inputs]
