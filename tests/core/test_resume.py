@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
+import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -249,6 +252,65 @@ def test_run_that_has_ended_returns_with_a_warning(
 
     assert run.train().epoch == 4
     assert not (run.run_dir / "checkpoints").exists()
+
+
+_KILLED_AT_THE_END = """
+import os, signal, sys
+import numpy as np
+from flax import nnx
+import nitro
+
+class JSONLinesLogger(nitro.JSONLinesLogger):
+    def finish(self, status, **more):
+        if sys.argv[2] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().finish(status, **more)
+
+class Line(nitro.Experiment):
+    def build_data(self):
+        x = np.linspace(0, 1, 8, dtype=np.float32)[:, None]
+        return {name: nitro.ArrayLoader({"x": x}, 4) for name in ("train", "val")}
+    def build_model(self, rngs):
+        return nnx.Linear(1, 1, rngs=rngs)
+    def forward(self, model, *, x):
+        return model(x)
+    def loss(self, y, *, x):
+        return ((y - 5) ** 2).mean()
+
+options = {"resume": "auto"} if sys.argv[2] == "resumed" else {}
+# The loss falls, so that the first record, of the highest, is the best.
+best = {"checkpointer": nitro.TopK(mode="max"), "restore_best": True}
+run = nitro.Nitro(
+    Line(), run_dir=sys.argv[1], max_epochs=2, logger=JSONLinesLogger(), **best, **options
+)
+run.train()
+np.save(sys.argv[1] + "/kernel.npy", np.asarray(run.model.kernel[...]))
+"""
+
+
+def test_run_that_was_killed_behind_its_last_record_is_ended_by_the_next(tmp_path: Path) -> None:
+    script = tmp_path / "line.py"
+    script.write_text(_KILLED_AT_THE_END)
+
+    def launch(folder: str, how: str) -> int:
+        command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / folder), how]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    assert launch("straight", "whole") == 0
+    assert launch("cut", "killed") == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "kernel.npy").exists()
+    assert launch("cut", "resumed") == 0
+
+    def ended(folder: str) -> Any:
+        lines = (tmp_path / folder / "metrics.jsonl").read_text().splitlines()
+        logged = [{**line, "data_wait_frac": 0} for line in map(json.loads, lines)]
+        run_file = json.loads((tmp_path / folder / "run.json").read_text())
+        return [x for x in logged if x["type"] in ("metrics", "finish")], run_file["status"]
+
+    assert ended("cut") == ended("straight")
+    assert ended("cut")[1] == "completed"
+    kernels = [np.load(tmp_path / folder / "kernel.npy") for folder in ("cut", "straight")]
+    np.testing.assert_array_equal(*kernels)
 
 
 def test_run_that_stopped_early_stays_stopped(plane: Any, make_run: Any) -> None:

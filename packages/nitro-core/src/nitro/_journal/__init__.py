@@ -2,11 +2,12 @@
 
 from ._history import HISTORY_KEYS, History
 from ._plot import plot_history
-from ._run_file import RunFile, find_runs, read_run_file, write_run_file
+from ._run_file import RUN_FILE_NAME, RunFile, find_runs, read_run_file, write_run_file
 from ._tables import Report, Section, Table
 
 __all__ = [
     "HISTORY_KEYS",
+    "RUN_FILE_NAME",
     "History",
     "Report",
     "RunFile",

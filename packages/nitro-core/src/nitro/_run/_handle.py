@@ -19,10 +19,10 @@ from nitro._programs import MemoryPlan
 from nitro._progress import Reporter
 from nitro.errors import ConfigError, did_you_mean
 
-from ._best import refuse_restored_best, restore_best
+from ._best import refuse_restored_best
 from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
-from ._loop import plan_memory, record_now, run_training
+from ._loop import end_resumed, plan_memory, record_now, run_training
 from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
 from ._resume import resume_session, start_session
@@ -234,8 +234,8 @@ class Nitro:
             refuse_restored_best(session)
             if self.epoch < session.setup.options.max_epochs and not session.has_ended:
                 run_training(session)
-                if session.setup.restores_best:
-                    restore_best(session)
+            else:
+                end_resumed(session)
         return self
 
     def request_stop(self) -> None:

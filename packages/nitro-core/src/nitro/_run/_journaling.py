@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nitro._experiment import locate
-from nitro._journal import RunFile, write_run_file
+from nitro._journal import RUN_FILE_NAME, RunFile, read_run_file, write_run_file
 from nitro.errors import warn
 
 from ._binding import binding_report
@@ -30,6 +30,13 @@ class RunJournal:
         self._started_at = 0.0
         self._written_s = 0.0
         self._told_unwritable = False
+
+    def was_interrupted(self, session: Session) -> bool:
+        """Whether the file in the run's directory tells of a process that died in training."""
+        run_dir = session.setup.options.run_dir
+        return (run_dir / RUN_FILE_NAME).exists() and (
+            read_run_file(run_dir).status == "interrupted"
+        )
 
     def begin(self, session: Session) -> None:
         """Writes the file as training begins."""

@@ -13,7 +13,7 @@ from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
 from nitro.errors import ConfigError, DivergenceError, warn
 
-from ._best import refuse_restored_best
+from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
@@ -33,7 +33,6 @@ def run_training(session: Session) -> None:
     """
     session.stop_requested = False
     session.stop_reason = None
-    logger = session.setup.logger
     session.open()
     session.new_reporter()
     session.journal.begin(session)
@@ -51,8 +50,36 @@ def run_training(session: Session) -> None:
         finally:
             session.is_training = False
     session.reporter.end()
-    session.journal.end(session)
-    logger.finish("completed" if session.stop_reason == "completed" else "early_stop")
+    _finish(session)
+    if session.setup.restores_best:
+        restore_best(session)
+
+
+def end_resumed(session: Session) -> None:
+    """Ends a resumed run that was over, as far as a kill behind its last record left that out."""
+    source = session.setup.source
+    if source.resumed is None or source.run is None or session.reattach_to is None:
+        return
+    session.stop_reason = source.resumed.entry.stop_reason or "completed"
+    if session.journal.was_interrupted(session):
+        session.open()
+        try:
+            session.journal.begin(session)
+            _begin_log(session)
+            _finish(session)
+        finally:
+            session.close()
+    if session.setup.restores_best:
+        restore_best(session)
+
+
+def _finish(session: Session) -> None:
+    """Says how the run ended: in the log, then in its file, which tells what a kill left out."""
+    try:
+        completed = session.stop_reason == "completed"
+        session.setup.logger.finish("completed" if completed else "early_stop")
+    finally:
+        session.journal.end(session)
 
 
 def record_now(session: Session) -> None:
