@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,8 @@ import numpy as np
 import pytest
 
 from nitro.errors import BundleError
-from nitro_export_stablehlo import Bundle, load_bundle
+from nitro.export import ExportProgram, ExportSpec, Golden
+from nitro_export_stablehlo import Bundle, StableHLOBackend, load_bundle
 from nitro_export_stablehlo._programs import Programs
 
 
@@ -185,6 +188,55 @@ def _fields(program):
         "working_tree_patch",
     ]
     return {name: getattr(program, name) for name in names}
+
+
+def test_weights_stay_when_the_caller_writes_to_the_arrays(mlp, programs, mlp_reference):
+    # JAX takes over the memory of arrays that start at a multiple of 64 bytes.
+    weights = {name: _aligned(value) for name, value in programs["mlp"].weights.items()}
+    bundle = mlp.with_weights(weights)
+
+    for array in weights.values():
+        array[...] = 0
+
+    expected = mlp_reference(programs["mlp"], _pixels(32))
+    np.testing.assert_allclose(bundle(pixels=_pixels(32))["logits"], expected, atol=1e-6)
+
+
+def test_weights_stay_when_their_file_ends_early(tmp_path):
+    weights = {name: np.full(4096, i, np.float32) for i, name in enumerate(("a", "b", "c"))}
+    spec = ExportSpec("x", "float32", (1,))
+    program = ExportProgram(
+        name="sum",
+        fn=lambda x, a, b, c: (x + a.sum() + b.sum() + c.sum(),),
+        inputs=(spec,),
+        outputs=(ExportSpec("y", "float32", (1,)),),
+        weights=weights,
+        batch_sizes=(1,),
+        golden=Golden(inputs={}, outputs={}),
+        provenance={},
+    )
+    StableHLOBackend().write(program, tmp_path)
+    # A process of its own: reading past the end of a mapped file kills it.
+    code = (
+        "import sys, numpy as np; from nitro_export_stablehlo import load_bundle\n"
+        "bundle = load_bundle(sys.argv[1])\n"
+        "open(sys.argv[1] + '/weights.safetensors', 'wb').close()\n"
+        "print(bundle(x=np.ones(1, np.float32))['y'].item())"
+    )
+
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout.strip()) == (0, str(1.0 + 3 * 4096)), done.stderr
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at a multiple of 64 bytes."""
+    memory = np.zeros(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 @pytest.mark.parametrize(

@@ -307,8 +307,11 @@ class Bundle:
                 )
         placed = dict[str, jax.Array]()
         for name in self._weights:
-            with x64_for([np.dtype(weights[name].dtype)]):
-                placed[name] = jax.device_put(weights[name], self._device)
+            new = weights[name]
+            with x64_for([np.dtype(new.dtype)]):
+                # JAX may go on reading the memory of a NumPy array, which the caller changes.
+                private = new.copy() if isinstance(new, np.ndarray) else new
+                placed[name] = jax.device_put(private, self._device)
         return Bundle(self._index, self._manifest, self._programs, placed, self._device)
 
     def _check_weights(self, weights: Mapping[str, Array]) -> None:
@@ -477,8 +480,10 @@ def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.A
             f"`{WEIGHTS_FILE}` holds a boolean other than 0 and 1 in `{name}`.",
             expected="bytes of 0 and 1",
         )
+    turned = make_contiguous(stored[name])
     with x64_for([dtype.numpy]):
-        placed = jax.device_put(make_contiguous(stored[name]), device)
+        # A view of the mapped file changes and ends with the file, under a running server.
+        placed = jax.device_put(turned if turned.flags.owndata else turned.copy(), device)
     placed.block_until_ready()
     stored.forget_pages()
     return placed
