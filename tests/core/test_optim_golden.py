@@ -126,7 +126,7 @@ def train(experiment: Any, params: Any, grads: list[Any], *, clip: float = 0.0) 
     def step(params: Any, state: Any, grads: Any, anchors: Any, row: Any) -> Any:
         return optimizer.update(grads, state, params, anchors, row, view)
 
-    rows = optimizer.table(NUM_STEPS)[range(len(grads))]
+    rows = optimizer.table[range(len(grads))]
     for row, grad in zip(rows, grads, strict=True):
         params, state = step(params, state, grad, optimizer.anchors(), row)
     return params

@@ -60,7 +60,7 @@ def build(schedules: Any, experiment: Any = None, device: Any = None) -> Optimiz
 
 def column(optimizer: Optimizer, name: str) -> np.ndarray:
     start, stop = optimizer.layout.columns[name]
-    return optimizer.table(TOTAL)[range(TOTAL)][:, start:stop].squeeze(1)
+    return optimizer.table[range(TOTAL)][:, start:stop].squeeze(1)
 
 
 def test_rate_moves_all_groups_by_their_ratios() -> None:
@@ -121,7 +121,7 @@ def test_device_fields_keep_dtype_and_shape() -> None:
             "flag": lambda total: lambda step: step > 4,
         }
     )
-    row = optimizer.table(TOTAL)[[5]][0]
+    row = optimizer.table[[5]][0]
 
     seen = jax.jit(optimizer.scheduled_fields)(DEVICE, row)
     after = optimizer.device_at(DEVICE, 6)
@@ -149,7 +149,7 @@ def test_schedule_that_raises_past_its_horizon_holds() -> None:
         optimizer = build({"learning_rate": lambda total: lambda step: values[step]})
 
     assert column(optimizer, "opt.default.learning_rate").tolist() == values + [2.0] * 7
-    assert optimizer.table(TOTAL)[[25]][0, 0] == 2.0
+    assert optimizer.table[[25]][0, 0] == 2.0
 
 
 def test_slow_python_schedule_warns(monkeypatch: pytest.MonkeyPatch) -> None:

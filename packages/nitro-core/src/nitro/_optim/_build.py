@@ -70,7 +70,7 @@ def make_optimizer(
         groups=groups,
         layout=layout,
         clips=clip > 0,
-        steps=table,
+        table=table,
         decay_inputs=decay_inputs,
         schedules=bound,
     )
@@ -88,7 +88,7 @@ def _check_update(
         view = compile_view(experiment, device)
         return optimizer.update(params, state, params, optimizer.anchors(), row, view)
 
-    row = optimizer.steps[[0]][0]
+    row = optimizer.table[[0]][0]
     new_params, new_state = jax.eval_shape(update, params, state, device, row)
     check_same_leaves(params, new_params, what="the parameters")
     check_same_leaves(state, new_state, what="the optimizer's state")

@@ -35,7 +35,7 @@ class ManualOptimizers:
         names: The dotted names of its arrays, in the order of `treedef`.
         treedef: The structure of its arrays.
         layout: What lies where in a row.
-        steps: The table of the run.
+        table: The values of everything that is scheduled.
         schedules: The schedules by what they bind to.
     """
 
@@ -44,7 +44,7 @@ class ManualOptimizers:
     names: tuple[str, ...]
     treedef: Any
     layout: RowLayout
-    steps: StepTable
+    table: StepTable
     schedules: Mapping[str, Schedule]
 
     def merge(self, opt_state: Flat, row: jax.Array) -> Any:
@@ -70,11 +70,6 @@ class ManualOptimizers:
         """What a trace of the optimizers depends on, by label."""
         return {"optimizers": self.graph, "columns": ", ".join(self.layout.columns)}
 
-    def table(self, num_steps: int) -> StepTable:
-        """The values of everything that is scheduled."""
-        assert num_steps == len(self.steps), (num_steps, len(self.steps))
-        return self.steps
-
     def scheduled_fields(self, device: Flat, row: jax.Array) -> Flat:
         """The Device fields of one step: the scheduled ones come out of the row."""
         return self.layout.device_fields(row, device)
@@ -82,7 +77,7 @@ class ManualOptimizers:
     def device_at(self, device: Flat, step: int) -> Flat:
         """The Device fields after `step` finished steps."""
         scheduled = [name for name in device if f"device.{name}" in self.schedules]
-        return device_at(self.layout, self.steps, scheduled, device, step)
+        return device_at(self.layout, self.table, scheduled, device, step)
 
     def _at_row(self, name: str, value: Any, row: jax.Array) -> Any:
         column = self.layout.columns.get(f"opt.{_short(name)}") if _HYPER in name else None
@@ -134,7 +129,7 @@ def make_manual_optimizers(
         names=tuple(flat),
         treedef=treedef,
         layout=layout,
-        steps=fill_table(layout, values, num_steps),
+        table=fill_table(layout, values, num_steps),
         schedules=bound,
     )
     return manual, flat

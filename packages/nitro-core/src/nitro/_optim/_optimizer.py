@@ -39,7 +39,7 @@ class Optimizer:
         groups: The parameter groups, the default one first.
         layout: What lies where in a row.
         clips: Whether the gradient is clipped.
-        steps: The table of the run.
+        table: The values of everything that is traced and may change with the step.
         decay_inputs: What the decay of the weights reads.
         schedules: The schedules by what they bind to.
     """
@@ -49,7 +49,7 @@ class Optimizer:
     groups: tuple[ParamGroup, ...]
     layout: RowLayout
     clips: bool
-    steps: StepTable
+    table: StepTable
     decay_inputs: DecayInputs
     schedules: Mapping[str, Schedule]
 
@@ -105,15 +105,6 @@ class Optimizer:
                 facts[f"no decay in {group.name}"] = ", ".join(sorted(group.no_decay))
         return code
 
-    def table(self, num_steps: int) -> StepTable:
-        """The values of everything that is traced and may change with the step.
-
-        Args:
-            num_steps: The horizon that setup evaluated the schedules for.
-        """
-        assert num_steps == len(self.steps), (num_steps, len(self.steps))
-        return self.steps
-
     def scheduled_fields(self, device: Flat, row: jax.Array) -> Flat:
         """The Device fields of one step: the scheduled ones come out of the row."""
         return self.layout.device_fields(row, device)
@@ -126,7 +117,7 @@ class Optimizer:
         scheduled = [name for name in device if f"device.{name}" in self.schedules]
         if not scheduled:
             return device
-        return device_at(self.layout, self.steps, scheduled, device, step)
+        return device_at(self.layout, self.table, scheduled, device, step)
 
     def update(
         self,
@@ -185,7 +176,7 @@ class Optimizer:
 
     def _first_inputs(self) -> tuple[dict[str, float], DecayInputs]:
         """What the first step reads, without JAX: each of its eager operations would compile."""
-        row = self.steps[[0]][0]
+        row = self.table[[0]][0]
         scalars = {name: float(value) for name, value in self.layout.scalars(row).items()}
         return scalars, jax.tree.map(np.asarray, self.decay_inputs)
 

@@ -48,5 +48,5 @@ def _decays(optimizer: Optimizer, group: ParamGroup) -> bool:
 
 def _schedule_lines(optimizer: Optimizer | ManualOptimizers) -> Iterator[str]:
     for target, schedule in optimizer.schedules.items():
-        what = f"over {len(optimizer.steps)} steps" if callable(schedule.value) else "constant"
+        what = f"over {len(optimizer.table)} steps" if callable(schedule.value) else "constant"
         yield f"schedule `{schedule.key}` → {target}, {what} ({schedule.source})"

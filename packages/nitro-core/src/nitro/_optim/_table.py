@@ -102,7 +102,7 @@ class StepTable:
     def __getitem__(self, steps: Sequence[int] | np.ndarray) -> np.ndarray:
         """The rows of some steps, counted from 0: float32 (len(steps), columns).
 
-        Steps past the horizon get the row of the last one.
+        Steps past the horizon, which are never taken, get the row of the last one.
         """
         steps = np.minimum(np.asarray(steps), max(self._num_steps - 1, 0))
         rows = np.tile(self._constant, (len(steps), 1))
@@ -112,14 +112,14 @@ class StepTable:
 
 
 def device_at(
-    layout: RowLayout, steps: StepTable, scheduled: Sequence[str], device: Flat, step: int
+    layout: RowLayout, table: StepTable, scheduled: Sequence[str], device: Flat, step: int
 ) -> Flat:
     """The Device fields after `step` finished steps, for what runs between two steps.
 
     Evaluation after step n sees what step n saw; before the first step, what it will see.
     """
     # On NumPy: eager JAX operations would compile, in the middle of a run.
-    row = steps[[max(step - 1, 0)]][0]
+    row = table[[max(step - 1, 0)]][0]
     fields = {name: layout.field_at(row, name, device[name]) for name in scheduled}
     return {**device, **jax.tree.map(jnp.asarray, fields)}
 

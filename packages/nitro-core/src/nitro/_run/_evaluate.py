@@ -28,6 +28,7 @@ from nitro.errors import DataError, HookError
 
 from ._prefetch import prefetched
 from ._setup import Setup
+from ._splits import falls_back_to_loss
 
 
 class Evaluator:
@@ -55,7 +56,7 @@ class Evaluator:
         programs = self._setup.programs
         outputs = programs.forward(state.params, state.model_state, device, fields).outputs
         self._check_batched(outputs)
-        if self._falls_back:
+        if falls_back_to_loss(self._setup.hooks):
             traced = (outputs, self._loss_fields(batch))
             for count in self._row_counts(source, rows):
                 programs.loss(device, *_with_rows(traced, count))
@@ -76,10 +77,6 @@ class Evaluator:
                 where = f"batch {index} of `val`"
                 counts.add(self._forward_fields(checked_batch(item, where=where), where=where)[1])
         return {count for count in counts if 0 < count <= width}
-
-    @property
-    def _falls_back(self) -> bool:
-        return "metrics" not in self._setup.hooks.routes
 
     def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
         """The finalised metrics of a split."""
@@ -120,7 +117,7 @@ class Evaluator:
             arguments = (device, pieces, fields, np.ones(rows, bool))
             return setup.programs.metrics(*arguments)(*arguments)
         outputs = self.outputs(state, device, batch, where=where)
-        if self._falls_back:
+        if falls_back_to_loss(self._setup.hooks):
             loss = self._loss(device, outputs, self._loss_fields(batch))
             return (Metric(np.asarray(loss), np.asarray(1), ("val_loss",), "mean"),)
         fields = host_fields(setup.hooks.routes["metrics"].pick(batch), where=where)

@@ -21,7 +21,7 @@ from nitro.errors import CheckpointError
 from ._derive import encode_derived
 from ._journaling import experiment_name, source_file
 from ._refusals import anchor_checksums, versions
-from ._setup import train_names
+from ._splits import train_names
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -77,13 +77,13 @@ def pace(setup: Setup) -> dict[str, int]:
     """What makes an epoch and its steps, as far as it can be told; and the horizon in steps."""
     if "train" not in setup.splits:
         return {"batches_per_epoch": 0, "accum": setup.options.accum, "num_steps": 0}
-    source, accum = setup.splits["train"], setup.options.accum
+    source = setup.splits["train"]
     first = setup.first["train"]
     fields = routed_fields(first, train_names(setup.hooks, first), where="the first batch")
     return {
         "batches_per_epoch": len(source),
-        "accum": accum,
-        "num_steps": setup.options.max_epochs * (len(source) // accum),
+        "accum": setup.options.accum,
+        "num_steps": setup.num_steps,
         "batch_size": num_rows(fields, where="the first batch"),
         **(_order(source) if isinstance(source, ArrayLoader) else {}),
     }

@@ -161,7 +161,7 @@ def report_horizon(
     Args:
         record: The record that the run goes on from.
         optimizer: The optimizer with the new horizon.
-        pace: What `session_pace` returned for the new handle.
+        pace: What `pace` returned for the new handle.
 
     Raises:
         CheckpointError: An epoch has other steps than before, and the record stands in the

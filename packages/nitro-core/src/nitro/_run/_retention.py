@@ -40,6 +40,23 @@ def checked_checkpointer(
     return checkpointer
 
 
+def checked_restore_best(given: Any, checkpointer: Any, splits: Mapping[str, Any]) -> bool:
+    """Whether a run ends with the weights of its best record.
+
+    Raises:
+        ConfigError: Not a boolean, or True where no record will have a score.
+    """
+    if not isinstance(given, bool):
+        raise ConfigError(f"`restore_best` is {given!r}.", expected="True or False")
+    if given and (checkpointer is None or ("train" in splits and "val" not in splits)):
+        what = "`checkpointer` is None" if checkpointer is None else "there is no split `val`"
+        raise ConfigError(
+            f"`restore_best=True`, but {what}, so no record will have a score.",
+            fix="add what is missing, or leave `restore_best` out",
+        )
+    return given
+
+
 def _check_ranked_only(options: RunOptions, splits: Mapping[str, Any]) -> None:
     """Refuses what asks for records without a score where only scored ones are kept."""
     what = None

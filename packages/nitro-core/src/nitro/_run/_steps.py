@@ -15,7 +15,7 @@ from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
 from ._feed import EpochCut, Feed, make_feed
 from ._memory_plan import make_memory_plan
 from ._session import Session
-from ._setup import train_names
+from ._splits import train_names
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class StepRunner:
             train_names(setup.hooks, first),
             memory_bytes=setup.options.memory_limit_bytes,
         )
-        self.per_epoch = len(source) // setup.options.accum
-        self._table = optimizer.table(setup.options.max_epochs * self.per_epoch)
+        self.per_epoch = setup.steps_per_epoch
         self._anchors = optimizer.anchors()
         self._plan, self._program = self._choose()
         # The source moves once, to where the session stands; then each epoch follows the last.
@@ -142,6 +141,4 @@ class StepRunner:
 
     def _rows(self, step: int, plan: StepPlan | None = None) -> np.ndarray:
         length = (plan or self._plan).steps_per_call
-        # Rows beyond the horizon belong to steps that are never taken.
-        indices = np.minimum(np.arange(step, step + length), len(self._table) - 1)
-        return self._table[indices]
+        return self._optimizer.table[np.arange(step, step + length)]

@@ -1,0 +1,103 @@
+"""The splits of a handle, and the first batch of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nitro._data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
+from nitro._experiment import Route, RunOptions
+from nitro._programs import TracedHooks
+from nitro.errors import DataError, warn
+
+
+def build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:
+    """The data by split, from `build_data` or as given; loaders take the run's seed.
+
+    Raises:
+        DataError: Not a mapping of splits, or an epoch that `accum` does not divide.
+    """
+    owner = type(experiment).__name__
+    hook = "Nitro(data=...)" if data is not None else f"{owner}.build_data"
+    splits = checked_splits(experiment.build_data() if data is None else data, hook=hook)
+    splits = {name: _bound(source, name, options.seed) for name, source in splits.items()}
+    if "train" in splits:
+        _check_accum(len(splits["train"]), options.accum)
+    return splits
+
+
+def _check_accum(count: int, accum: int) -> None:
+    """Refuses an epoch whose last step would lack micro-batches."""
+    rest = count % accum
+    if rest:
+        near = [number for number in (count - rest, count - rest + accum) if number]
+        raise DataError(
+            f"The split `train` has {count} batches, which `accum={accum}` does not divide.",
+            expected=f"{' or '.join(map(str, near))} batches: a step never crosses an epoch's end",
+            fix="change the batch size or `accum`, or leave samples out",
+        )
+
+
+def _bound(source: Any, split: str, seed: int) -> Any:
+    if not isinstance(source, ArrayLoader):
+        return source
+    return source.bound(seed=seed, drop_last=split == "train")
+
+
+def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Batch]:
+    """The first batch of each split, whose fields fit the hooks that name them.
+
+    Raises:
+        DataError: A field is missing, no array, or of another number of samples.
+    """
+    first: dict[str, Batch] = {}
+    for split, source in splits.items():
+        batch = first_batch(split, source)
+        where = f"the first batch of `{split}`"
+        names = train_names(hooks, batch) if split == "train" else _eval_names(hooks, batch)
+        if not names:
+            raise DataError(
+                f"No hook names a batch field; {where} has {sorted(batch)}.",
+                fix="name the inputs as keyword-only arguments: `forward(self, model, *, img)`",
+            )
+        num_rows(routed_fields(batch, names, where=where), where=where)
+        if "metrics" in hooks.routes:
+            hooks.routes["metrics"].names(batch)
+        first[split] = batch
+    return first
+
+
+def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+    """The batch fields that a training step takes to the device, sorted."""
+    if "train_step" in hooks.routes:
+        return hooks.routes["train_step"].names(batch)
+    return _names_of(("forward", "loss", "train_metrics"), hooks, batch)
+
+
+def _eval_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+    wanted = ("forward", "loss") if falls_back_to_loss(hooks) else ("forward",)
+    return _names_of(wanted, hooks, batch)
+
+
+def _names_of(wanted: tuple[str, ...], hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+    """The batch fields that these hooks name, sorted."""
+    routes = [hooks.routes[hook] for hook in wanted if hook in hooks.routes]
+    return tuple(sorted({name for route in routes for name in route.names(batch)}))
+
+
+def falls_back_to_loss(hooks: TracedHooks) -> bool:
+    """Whether evaluation falls back to `val_loss`."""
+    return "metrics" not in hooks.routes
+
+
+def warn_near_misses(routes: Mapping[str, Route], first: Mapping[str, Batch]) -> None:
+    """Warns of keywords with a default that match no field, and are close to one."""
+    batch = next(iter(first.values()), None)
+    if batch is None:
+        return
+    for route in routes.values():
+        for keyword, close in route.near_misses(batch):
+            warn(
+                f"`{route.hook}` has the keyword `{keyword}`, which matches no batch field and "
+                f"takes its default; did you mean `{close}`?"
+            )
