@@ -14,8 +14,10 @@ from nitro.errors import DataError, HookError
 def run_on(plane: Any, make_run: Any, points: Any) -> Any:
     """Makes a run of a plane on the given batches, with hooks replaced."""
 
-    def make(train: Any = None, val: Any = None, **hooks: Any) -> nitro.Nitro:
+    def make(train: Any = None, val: Any = None, data: Any = None, **hooks: Any) -> nitro.Nitro:
         experiment = type("Changed", (plane,), hooks)()
+        if data is not None:
+            return make_run(experiment, data=data)
         data = {"train": [points(5, seed=0)] * 2 if train is None else train}
         return make_run(experiment, data=data if val is None else {**data, "val": val})
 
@@ -63,9 +65,35 @@ def test_field_that_a_hook_wants_and_no_batch_has_is_refused_at_setup(
     with pytest.raises(
         DataError,
         match=rf"`Changed\.{hook}` wants the batch field `z`, but the batch has `x`, `y`"
-        r"[\s\S]*yield `z` from `build_data`, or give the keyword a default",
+        r"[\s\S]*fix: add `z` to the batch, or give the keyword a default",
     ):
         run_on(**{hook: hooks[hook]})
+
+
+def test_field_close_to_one_of_the_batch_is_told_which(run_on: Any) -> None:
+    with pytest.raises(DataError, match="if `y` is meant, rename the keyword; else add `yy`"):
+        run_on(loss=lambda self, out, *, yy: out.mean())
+
+
+def test_flag_of_the_mode_is_told_that_nitro_sets_it(run_on: Any) -> None:
+    with pytest.raises(DataError, match="leave `train` out: Nitro puts the model into training"):
+        run_on(forward=lambda self, model, *, x, train: model(x))
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "Dev"])
+def test_split_that_is_meant_for_validation_warns(run_on: Any, points: Any, name: str) -> None:
+    batches = [points(5, seed=0)]
+
+    with pytest.warns(UserWarning, match=rf"beside `{name}`: no epoch[\s\S]*`{name}` to `val`"):
+        run_on(data={"train": batches, name: batches})
+
+
+def test_other_splits_without_validation_do_not_warn(run_on: Any, points: Any) -> None:
+    batches = [points(5, seed=0)]
+
+    run = run_on(data={"train": batches, "test": batches}).train()
+
+    assert run.step == 1
 
 
 def test_keyword_close_to_a_field_warns_where_the_run_is_made(run_on: Any) -> None:
@@ -148,6 +176,11 @@ def test_training_batch_unlike_the_first_is_refused(
         ({"train": 5}, "`train` is int"),
         ({"train": []}, "`train` has no batches"),
         ({"train": [5]}, r"the first batch of `train` Nitro found int[\s\S]*mapping"),
+        ({"train": [(1, 2)]}, r"found tuple[\s\S]*fix: name its parts"),
+        (
+            {"train": {"x": np.zeros(3), "y": np.zeros(3)}},
+            r"`train` is a mapping: `x`, `y`[\s\S]*nitro\.ArrayLoader\(arrays, batch_size=32\)",
+        ),
     ],
 )
 def test_data_that_is_no_mapping_of_splits_is_refused(

@@ -269,6 +269,13 @@ def test_a_bad_early_stop_is_refused(options, match):
         EarlyStop(**options)
 
 
+def test_class_of_a_stopper_is_refused_at_setup(handle):
+    with pytest.raises(
+        ConfigError, match=r"`early_stop` is <class .*\n.*`nitro.EarlyStop\(\.\.\.\)`"
+    ):
+        handle(early_stop=EarlyStop)
+
+
 def test_early_stopping_without_validation_is_refused_at_setup(handle):
     loader = Line().build_data()["train"]
 

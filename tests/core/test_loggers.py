@@ -121,6 +121,12 @@ def test_all_missing_verbs_are_listed(plane: Any, make_run: Any) -> None:
         make_run(plane(), logger=Half())
 
 
+@pytest.mark.parametrize("logger", ["tensorboard", JSONLinesLogger])
+def test_name_or_class_of_a_logger_is_refused(plane: Any, make_run: Any, logger: Any) -> None:
+    with pytest.raises(ConfigError, match=r"`logger` is .*(tensorboard|JSONLines)[\s\S]*make one"):
+        make_run(plane(), logger=logger)
+
+
 def test_params_and_binding_come_first_and_finish_last_and_once(plane: Any, make_run: Any) -> None:
     logger = Recorder()
 

@@ -307,6 +307,11 @@ def test_reporter_without_verbs_is_refused_at_setup(plane: Any, make_run: Any) -
         make_run(plane(), progress="bar")
 
 
+def test_class_of_a_reporter_is_refused_at_setup(plane: Any, make_run: Any) -> None:
+    with pytest.raises(ConfigError, match=r"class `_Recorder`[\s\S]*`progress=_Recorder\(\)`"):
+        make_run(plane(), progress=_Recorder)
+
+
 def test_make_reporter_draws_on_nothing_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
 

@@ -427,6 +427,12 @@ def make_reporter(*, progress: Any) -> Reporter:
 
 
 def _checked_reporter(reporter: Any) -> Reporter:
+    if isinstance(reporter, type):
+        raise ConfigError(
+            f"`progress` is the class `{reporter.__name__}`.",
+            expected=f"None, True, False, or an object with {', '.join(REPORTER_VERBS)}",
+            fix=f"make one: `progress={reporter.__name__}()`",
+        )
     missing = [verb for verb in REPORTER_VERBS if not callable(getattr(reporter, verb, None))]
     if missing:
         raise ConfigError(

@@ -8,13 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro.errors import DataError
+from nitro.errors import DataError, warn
 
 Batch = Mapping[str, Any]
 """Batch fields by name: arrays, or trees of arrays, batch axis first."""
 
 
 _LONGEST = 2**40
+_NAMES_FOR_VAL = ("valid", "validation", "dev", "eval")
+_NAME_THE_PARTS = (
+    'name its parts, for example in the dataset that a DataLoader reads: `return {"x": x, "y": y}`'
+)
 """More batches than any epoch has; sources without an end claim such a length."""
 
 
@@ -31,12 +35,31 @@ def checked_splits(data: Any, *, hook: str) -> dict[str, Any]:
         )
     for split, source in data.items():
         _check_source(split, source)
+    if "train" in data and "val" not in data:
+        _warn_unvalidated(data)
     return dict(data)
+
+
+def _warn_unvalidated(splits: Mapping[str, Any]) -> None:
+    meant = [name for name in splits if name.lower() in _NAMES_FOR_VAL]
+    if meant:
+        warn(
+            f"Training validates on the split `val`, and there is none beside `{meant[0]}`: no "
+            f"epoch is validated.\n  fix: rename `{meant[0]}` to `val`"
+        )
 
 
 def _check_source(split: Any, source: Any) -> None:
     if not isinstance(split, str):
         raise DataError(f"A split is named {split!r}.", expected='a string, such as "train"')
+    if isinstance(source, Mapping):
+        fields = ", ".join(f"`{name}`" for name in source) or "nothing in it"
+        raise DataError(
+            f"The split `{split}` is a mapping: {fields}.",
+            expected="a sized iterable of batches: an ArrayLoader, a list of dicts, a DataLoader",
+            fix=f'let an ArrayLoader cut the arrays: {{"{split}": '
+            "nitro.ArrayLoader(arrays, batch_size=32)}",
+        )
     if not isinstance(source, Iterable) or not hasattr(source, "__len__"):
         raise DataError(
             f"The split `{split}` is {type(source).__name__}, which has no length or cannot be "
@@ -91,6 +114,7 @@ def checked_batch(batch: Any, *, where: str) -> Batch:
         raise DataError(
             f"In {where} Nitro found {type(batch).__name__}.",
             expected='a mapping of batch fields, such as {"img": ..., "label": ...}',
+            fix=_NAME_THE_PARTS if isinstance(batch, tuple | list) else "",
         )
     return batch
 

@@ -11,6 +11,8 @@ from typing import Any
 from nitro.errors import DataError, ExperimentError
 
 ROUTED_HOOKS = ("forward", "loss", "train_metrics", "metrics", "train_step")
+# What models of Linen and PyTorch take to switch Dropout and BatchNorm.
+_MODE_FLAGS = ("train", "training", "is_training", "deterministic", "use_running_average")
 _POSITIONAL = {
     "forward": ("self", "model"),
     "loss": ("self", "outputs"),
@@ -49,7 +51,7 @@ class Route:
             raise DataError(
                 f"`{self.hook}` wants the batch field `{missing[0]}`, but the batch has "
                 f"{listed(available)}.",
-                fix=f"yield `{missing[0]}` from `build_data`, or give the keyword a default",
+                fix=_fix_of_missing(missing[0], available),
             )
         if self.takes_all:
             return tuple(sorted(available))
@@ -99,6 +101,17 @@ def read_route(owner: str, name: str, hook: Callable[..., Any]) -> Route:
         optional=tuple(p.name for p in keywords if p.default is not p.empty),
         takes_all=any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
+
+
+def _fix_of_missing(name: str, available: Iterable[str]) -> str:
+    if name in _MODE_FLAGS:
+        return (
+            f"leave `{name}` out: Nitro puts the model into training mode for a step, and into "
+            "evaluation mode for all else"
+        )
+    close = difflib.get_close_matches(name, sorted(available), n=1)
+    guess = f"if `{close[0]}` is meant, rename the keyword; else " if close else ""
+    return f"{guess}add `{name}` to the batch, or give the keyword a default"
 
 
 def listed(names: Iterable[str]) -> str:

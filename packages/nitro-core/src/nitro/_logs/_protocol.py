@@ -86,6 +86,12 @@ def checked_logger(logger: Any, run_dir: Path | None) -> Logger:
     """
     if logger is None:
         return NullLogger()
+    if isinstance(logger, type | str):
+        raise ConfigError(
+            f"`logger` is {logger!r}.",
+            expected="a logger: an object with the verbs of `nitro.Logger`",
+            fix="make one, such as `logger=nitro.TensorBoardLogger()`",
+        )
     missing = [verb for verb in VERBS if not callable(getattr(logger, verb, None))]
     if missing:
         raise ConfigError(

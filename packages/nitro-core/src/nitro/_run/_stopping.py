@@ -124,7 +124,7 @@ def check_stopper(stopper: Any, *, splits: Mapping[str, Any], has_metrics: bool)
     """
     if stopper is None:
         return
-    if not isinstance(stopper, Stopper):
+    if not isinstance(stopper, Stopper) or isinstance(stopper, type):
         raise ConfigError(
             f"`early_stop` is {stopper!r}.",
             expected="a `nitro.EarlyStop(...)`, or an object with `should_stop(epoch, metrics)`",
