@@ -6,65 +6,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 import nitro
-from nitro import ExportSpec
+from nitro.testing import Scenes
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
-
-
-class Net(nnx.Module):
-    """A convolution with BatchNorm and Dropout behind it."""
-
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-        self.drop = nnx.Dropout(0.3, rngs=rngs)
-        self.head = nnx.Linear(4, 3, rngs=rngs)
-
-    def __call__(self, img):
-        hidden = nnx.gelu(self.norm(self.conv(img)), approximate=False)
-        return self.head(self.drop(hidden).mean((1, 2)))
-
-
-class Images(nitro.Experiment):
-    """Classifies small random images; clients send bytes."""
-
-    def build_data(self):
-        rng = np.random.default_rng(0)
-        img = rng.normal(1, 1, (40, 6, 6, 1)).astype(np.float32)
-        return {"train": nitro.ArrayLoader({"img": img, "label": rng.integers(0, 3, 40)}, 8)}
-
-    def build_model(self, rngs: nnx.Rngs):
-        return Net(rngs)
-
-    def forward(self, model, *, img):
-        return {"logits": model(img)}
-
-    def loss(self, outputs, *, label):
-        entropies = optax.softmax_cross_entropy_with_integer_labels(outputs["logits"], label)
-        return entropies.mean()
-
-    def export_inputs(self):
-        return [ExportSpec("img", "uint8", (1, 6, 6, 1))]
-
-    def export_preprocess(self, img):
-        return {"img": img.astype(jnp.float32) / 255}
-
-    def export_outputs(self):
-        return [ExportSpec("scores", source="logits"), ExportSpec("sent", source="img")]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> nitro.Nitro:
     folder = tmp_path_factory.mktemp("run")
-    return nitro.Nitro(Images(), run_dir=folder, progress=False, checkpointer=None).train()
+    return nitro.Nitro(Scenes(), run_dir=folder, progress=False, checkpointer=None).train()
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +29,7 @@ def exported(run: nitro.Nitro, tmp_path_factory: pytest.TempPathFactory) -> Path
         run,
         "tf",
         dir=tmp_path_factory.mktemp("export"),
-        name="images_v1",
+        name="scenes_v1",
         batch_sizes=(1, 32),
         platforms=("cpu",),
     )
@@ -82,24 +38,27 @@ def exported(run: nitro.Nitro, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_verified_model_gives_what_predict_gives(exported: Path, run: nitro.Nitro) -> None:
     from nitro_export_tf import load_saved_model
 
-    img = np.random.default_rng(1).integers(0, 255, (5, 6, 6, 1), dtype=np.uint8)
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(0, 255, (5, 6, 6, 1), dtype=np.uint8)
+    light = rng.uniform(size=(3, 5)).astype(np.float32)
     model = load_saved_model(exported)
 
-    outputs = model(img=img)
+    outputs = model(pixels=pixels, light=light)
 
-    wanted = run.predict({"img": img.astype(np.float32) / 255})["logits"]
-    np.testing.assert_allclose(outputs["scores"], wanted, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(outputs["sent"], img)
+    wanted = run.predict({"img": pixels.astype(np.float32) / 255, "light": light.T})
+    np.testing.assert_allclose(outputs["logits"], wanted["logits"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(outputs["best"], wanted["verdict"]["best"])
+    np.testing.assert_array_equal(outputs["light"], light)
 
 
 def test_export_is_complete_and_tells_how_it_was_verified(exported: Path) -> None:
     index = json.loads((exported / "assets.extra" / "nitro.json").read_text())
     provenance = json.loads((exported / "assets.extra" / "provenance.json").read_text())
 
-    assert [path.name for path in exported.parent.iterdir()] == ["images_v1"]
+    assert [path.name for path in exported.parent.iterdir()] == ["scenes_v1"]
     assert {1, 3, 32} <= {sizes["b"] for sizes in index["verification"]["sizes"]}
-    assert index["verification"]["outputs"]["scores"]["max_rel"] < 1e-5
-    assert provenance["experiment"] == "Images"
+    assert index["verification"]["outputs"]["logits"]["max_rel"] < 1e-5
+    assert provenance["experiment"] == "Scenes"
 
 
 def test_every_signature_is_verified_in_a_process_without_jax(exported: Path) -> None:
@@ -121,7 +80,7 @@ def test_every_signature_is_verified_in_a_process_without_jax(exported: Path) ->
 
 
 def test_overwriting_replaces_the_model(exported: Path, run: nitro.Nitro) -> None:
-    def export(**options: bool) -> None:
+    def export(**options: Any) -> None:
         nitro.export_model(
             run, "tf", dir=exported.parent, name="again", batch_sizes=(2,), verify=False, **options
         )
