@@ -237,6 +237,15 @@ def test_missing_hook_is_named_with_its_signature(hook: str, plane: Any) -> None
         nitro.Nitro(lacking())
 
 
+def test_missing_hook_that_is_misspelt_is_guessed(plane: Any) -> None:
+    hooks = ("build_data", "build_model", "loss")
+    body = {name: getattr(plane, name) for name in hooks} | {"foward": plane.forward}
+    misspelt = type("Misspelt", (nitro.Experiment,), body)
+
+    with pytest.raises(ExperimentError, match="fix: rename `foward` to `forward`"):
+        nitro.Nitro(misspelt())
+
+
 @pytest.mark.parametrize(
     ("given", "words"), [(Typed, r"write `Nitro\(Typed\(\)\)`"), (5, r"got 5 \(int\)")]
 )

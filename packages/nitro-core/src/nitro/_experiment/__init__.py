@@ -9,6 +9,7 @@ from ._options import (
     resolve_option,
     resolve_options,
     resolve_source,
+    warn_misspelt,
 )
 from ._overrides import parse_override
 from ._presets import preset_keywords
@@ -50,4 +51,5 @@ __all__ = [
     "resolve_option",
     "resolve_options",
     "resolve_source",
+    "warn_misspelt",
 ]

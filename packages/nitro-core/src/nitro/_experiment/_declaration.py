@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
@@ -304,13 +305,32 @@ def require_hooks(experiment: object) -> None:
         )
     cls = type(experiment)
     required = MANUAL_HOOKS if has_hook(cls, "train_step") else REQUIRED_HOOKS
-    missing = [signature for name, signature in required.items() if not has_hook(cls, name)]
+    missing = {hook: text for hook, text in required.items() if not has_hook(cls, hook)}
     if missing:
         raise ExperimentError(
-            f"`{cls.__name__}` ({locate(cls)}) lacks {_listed(missing)}.",
+            f"`{cls.__name__}` ({locate(cls)}) lacks {_listed(missing.values())}.",
             expected="the required hooks: " + ", ".join(required),
-            fix=f"add `def {missing[0]}: ...` to the class",
+            fix=_fix_of_lacking(cls, *next(iter(missing.items()))),
         )
+
+
+def _fix_of_lacking(cls: type[Experiment], hook: str, signature: str) -> str:
+    others = {name for name, _ in own_members(cls)} - {*REQUIRED_HOOKS}
+    close = difflib.get_close_matches(hook, others, n=1, cutoff=0.8)
+    if close:
+        return f"rename `{close[0]}` to `{hook}`"
+    return f"add `def {signature}: ...` to the class"
+
+
+def own_members(cls: type[Experiment]) -> list[tuple[str, Any]]:
+    """What a class and its bases, up to Experiment, hold under public names."""
+    bases = [base for base in cls.__mro__ if base not in Experiment.__mro__]
+    return [
+        (name, member)
+        for base in bases
+        for name, member in vars(base).items()
+        if not name.startswith("_")
+    ]
 
 
 _HOOKS_THAT_MAY_BE_FIELDS = ("learning_rate", "weight_decay")
@@ -333,6 +353,13 @@ _OTHER_HOOKS = (
     "train_step",
     "visualize",
 )
+
+
+def hook_names() -> set[str]:
+    """The names of all hooks, with and without a default."""
+    own = {name for name, value in vars(Experiment).items() if callable(value)}
+    hooks = {name for name in own if not name.startswith("_")} - {"replace"}
+    return {*hooks, *_OTHER_HOOKS, "presets"}
 
 
 def _check_reserved(cls: type[Experiment]) -> None:
@@ -366,7 +393,7 @@ def _keep_hooks_from_defaults(cls: type[Experiment]) -> None:
             setattr(cls, name, dataclasses.field())
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"the hook `{name}`" for name in names)
 
 
