@@ -287,7 +287,10 @@ def test_missing_export_hook_is_named(plane: Any, make_run: Any, export: Any, ho
         ([ExportSpec("x", shape=(1, 4))], "`x` has no dtype"),
         ([ExportSpec("x", "float32", (1, 4), source="y")], r"the source `y`[\s\S]*preprocess"),
         ([ExportSpec("x", "float32", (1, 5))], r"cannot take[\s\S]*`x` float32\(1, 5\)"),
-        ([ExportSpec("z", "float32", (1, 4))], "wants the batch field `x`, .* has `z`"),
+        (
+            [ExportSpec("z", "float32", (1, 4))],
+            r"wants the batch field `x`, .*export_inputs` has `z`[\s\S]*promise it there",
+        ),
     ],
 )
 def test_inputs_that_cannot_be_promised_are_refused(exported: Any, inputs: Any, words: str) -> None:
@@ -344,6 +347,42 @@ def test_tuple_of_outputs_is_refused(exported: Any) -> None:
 def test_preprocess_that_returns_no_batch_is_refused(exported: Any) -> None:
     with pytest.raises(ExportError, match=r"export_preprocess` returned \w+[\s\S]*batch fields"):
         exported(export_preprocess=lambda self, x: x)
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "words"),
+    [
+        (
+            lambda self, a: {"x": a},
+            r"export_preprocess\(a\)` cannot take the 2 inputs `a`, `b`[\s\S]*\(self, a, b\)",
+        ),
+        (lambda self, a, b, c: {"x": a}, "cannot take the 2 inputs `a`, `b`: missing .*'c'"),
+        (lambda self, b, a: {"x": b}, "would get the input `a` as `b`"),
+        (lambda self, a, b: {"z": a}, "field `x`, but `Changed.export_preprocess` has `z`"),
+    ],
+)
+def test_preprocess_that_does_not_fit_the_inputs_is_refused(
+    exported: Any, preprocess: Any, words: str
+) -> None:
+    inputs = [ExportSpec(name, "float32", (1, 4)) for name in "ab"]
+
+    with pytest.raises(ExportError, match=words):
+        exported(export_inputs=lambda self: inputs, export_preprocess=preprocess)
+
+
+@pytest.mark.parametrize(
+    "preprocess", [lambda self, *wire: {"x": wire[0]}, lambda self, left, right, k=1: {"x": left}]
+)
+def test_preprocess_may_name_its_arguments_as_it_likes(
+    exported: Any, points: Any, preprocess: Any
+) -> None:
+    inputs = [ExportSpec(name, "float32", (1, 4)) for name in "ab"]
+
+    run, loaded, _ = exported(export_inputs=lambda self: inputs, export_preprocess=preprocess)
+    x = points(3, seed=0)["x"]
+
+    height = loaded(a=x, b=0 * x)["height"]
+    np.testing.assert_allclose(height, run.predict({"x": x}), atol=1e-6)
 
 
 def test_draw_in_evaluation_mode_is_refused(exported: Any) -> None:

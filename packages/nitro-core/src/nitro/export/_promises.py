@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ def checked_inputs(
         _require_shape(spec, "input")
         _refuse_source(spec, "input")
     _check_symbols(specs, constraints)
+    if has_hook(experiment, "export_preprocess"):
+        _check_preprocess(experiment, [spec.name for spec in specs])
     return specs
 
 
@@ -148,6 +151,32 @@ def _specs_of(experiment: Experiment, hook: str) -> tuple[ExportSpec, ...]:
     if twice:
         raise ExportError(f"`{owner}.{hook}` names `{twice[0]}` twice.", expected="distinct names")
     return tuple(specs)
+
+
+def _check_preprocess(experiment: Experiment, wires: list[str]) -> None:
+    """Refuses a signature that takes another number of inputs, or swaps them."""
+    hook: Any = experiment.export_preprocess  # pyright: ignore[reportAttributeAccessIssue] - a hook
+    signature = inspect.signature(hook)
+    wrong = f"`{type(experiment).__name__}.export_preprocess{signature}`"
+    expected = "one argument for each input of `export_inputs`, in that order"
+    fix = f"write `def export_preprocess(self, {', '.join(wires)}): ...`"
+    listed = ", ".join(f"`{name}`" for name in wires)
+    try:
+        signature.bind(*wires)
+    except TypeError as error:
+        raise ExportError(
+            f"{wrong} cannot take the {len(wires)} inputs {listed}: {error}.",
+            expected=expected,
+            fix=fix,
+        ) from None
+    for position, name in enumerate(list(signature.parameters)[: len(wires)]):
+        if name in wires and name != wires[position]:
+            raise ExportError(
+                f"{wrong} would get the input `{wires[position]}` as `{name}`: the inputs are "
+                f"{listed}.",
+                expected=expected,
+                fix=fix,
+            )
 
 
 def _require_shape(spec: ExportSpec, what: str) -> None:

@@ -132,7 +132,7 @@ class ShapeProbe:
             expected="shapes and dtypes as in training, or an `export_preprocess` between",
             fix="compare "
             + ", ".join(f"`{s.name}` {s.dtype}{s.shape}" for s in self._forward.inputs)
-            + " with the batch fields",
+            + " with the batch fields; the batch axis counts, and its size is a placeholder",
         )
 
     def _inconclusive(self, error: Exception) -> ExportError:

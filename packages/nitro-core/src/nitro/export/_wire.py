@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nitro._experiment import has_hook
+from nitro._experiment import has_hook, listed
 from nitro._programs import own_traces, trace_closure
 from nitro._run import Session
 from nitro._trees import Flat, named_leaves
@@ -147,17 +147,31 @@ class WireForward:
 
     def _batch(self, view: Any, wire: Sequence[Any]) -> Any:
         if not has_hook(self.session.setup.experiment, "export_preprocess"):
-            return {
+            batch = {
                 spec.name: jnp.moveaxis(array, spec.batch_axis - 1, 0)
                 for spec, array in zip(self.inputs, wire, strict=True)
             }
+            self._require_fields(
+                batch, "export_inputs", "promise it there, or return it from `export_preprocess`"
+            )
+            return batch
         batch = view.export_preprocess(*wire)
         if not isinstance(batch, Mapping):
             raise ExportError(
                 f"`{self.owner}.export_preprocess` returned {type(batch).__name__}.",
                 expected="a mapping of the batch fields that `forward` names",
             )
+        self._require_fields(batch, "export_preprocess", "return it from there, too")
         return batch
+
+    def _require_fields(self, batch: Mapping[str, Any], hook: str, fix: str) -> None:
+        missing = [name for name in self.hooks.routes["forward"].required if name not in batch]
+        if missing:
+            raise ExportError(
+                f"`{self.owner}.forward` wants the batch field `{missing[0]}`, but "
+                f"`{self.owner}.{hook}` has {listed(batch)}.",
+                fix=f"{fix}, or give the keyword a default",
+            )
 
     def _select(self, outputs: Any, wire: Sequence[Any], xp: Any) -> list[Any]:
         leaves = {"": outputs} if not isinstance(outputs, Mapping) else named_leaves(outputs)
