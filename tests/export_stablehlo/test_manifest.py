@@ -6,6 +6,7 @@ import copy
 import json
 import re
 
+import numpy as np
 import pytest
 import yaml
 
@@ -161,12 +162,29 @@ def test_equal_objects_are_written_out_twice():
     assert read_manifest(data).provenance == {"x": {"a": 1}, "y": {"a": 1}}
 
 
+def test_scalars_of_other_libraries_become_plain_ones():
+    class Name(str):
+        pass
+
+    provenance = {"acc": np.float64(0.5), Name("name"): Name("digits"), "nested": _nested(61)}
+
+    assert read_manifest(_manifest(provenance).to_yaml()).provenance == provenance
+
+
+def _nested(levels):
+    return {} if levels == 0 else {"a": _nested(levels - 1)}
+
+
 @pytest.mark.parametrize(
     ("provenance", "words"),
     [
         ({"config": {1: "x"}}, "`provenance.config` has the key 1, a int"),
         ({"config": {"x": [object]}}, r"`provenance.config.x\[0\]` is .* a type"),
         ({"log": "x" * 5_000_000}, "leave large values out"),
+        ({"dir": "runs/\udce9"}, r"`provenance.dir` is 'runs/\\udce9', which is no text"),
+        ({"a": {"\udce9": 1}}, "`a key of provenance.a` is .* no text"),
+        ({"n": -(10**20)}, "`provenance.n` is a number of more than 20 digits"),
+        (_nested(70), r"`provenance.a.a[\s\S]*levels deep[\s\S]*at most 63"),
     ],
 )
 def test_provenance_that_yaml_cannot_hold_is_refused_by_key(provenance, words):

@@ -257,6 +257,10 @@ def test_client_lists_are_for_the_server_only_beside_a_model_jl(programs, tmp_pa
 def test_julia_code_that_registers_no_model_is_refused(programs, tmp_path):
     with pytest.raises(ConfigError, match=r"never calls `register_model`"):
         StableHLOBackend().write(programs["mlp"], tmp_path, model_jl="x = 1")
+    with pytest.raises(ConfigError, match=r"nope\.jl`, which is no file"):
+        StableHLOBackend().write(programs["mlp"], tmp_path, model_jl=tmp_path / "nope.jl")
+    with pytest.raises(ConfigError, match="`description` is 3"):
+        StableHLOBackend().write(programs["mlp"], tmp_path, description=3)  # pyright: ignore[reportArgumentType] - what is tested
 
 
 def test_the_differences_of_the_export_are_kept(programs, tmp_path):

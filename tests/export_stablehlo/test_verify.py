@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from nitro.export import ExportSpec
 from nitro_export_stablehlo import StableHLOBackend, load_bundle
 from nitro_export_stablehlo._cli import main
 from nitro_export_stablehlo._verify import verify_bundle
@@ -207,6 +208,13 @@ def test_a_bundles_own_weights_are_turned_back(run, bundles, tmp_path):
         (["swap-weights", "{mlp}", "{mlp}/weights.safetensors", "--out", "{tmp}"], "exists"),
         (["swap-weights", "{mlp}", "{many}/weights.safetensors", "--out", "{tmp}/y"], "no weight"),
         (["predict", "{mlp}", "--inputs", "{mlp}/nitro.json"], "ends in `.json`"),
+        (["predict", "{mlp}", "--out", "{tmp}/no/out.npz"], "in a folder that is there"),
+        (["predict", "{mlp}", "--out", "/dev/full/out.npz"], "in a folder that is there"),
+        (
+            ["swap-weights", "{mlp}", "{mlp}/weights.safetensors", "--out", "/dev/full/y"],
+            "/dev/full`:",
+        ),
+        (["predict", "{mlp}", "--out", "{tmp}/out.txt"], "out.txt` cannot be written"),
     ],
 )
 def test_an_error_is_one_message(run, bundles, tmp_path, arguments, words):
@@ -218,6 +226,60 @@ def test_an_error_is_one_message(run, bundles, tmp_path, arguments, words):
     assert error.startswith("error: ")
     assert words in error
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_no_loader_takes_are_not_swapped_in(run, bundles, programs, tmp_path):
+    weights = {name: np.array(value) for name, value in programs["mlp"].weights.items()}
+    weights["dense1.kernel"][3, 2] = np.nan
+    np.savez(tmp_path / "new.npz", allow_pickle=False, **weights)
+
+    code, _, error = run(
+        "swap-weights", bundles["mlp"], tmp_path / "new.npz", "--out", tmp_path / "y"
+    )
+
+    assert code == 1
+    assert "the new weights` holds a NaN in `dense1.kernel`" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["new.npz"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_weights_that_no_loader_takes_break_a_promise(copy_bundle):
+    def edit(path):
+        data = bytearray((path / "weights.safetensors").read_bytes())
+        data[-4:] = np.float32(np.nan).tobytes()
+        (path / "weights.safetensors").write_bytes(data)
+
+    violations = verify_bundle(copy_bundle("mlp", edit=edit)).violations
+
+    assert "`weights.safetensors` holds a NaN in `scale`" in violations[0]
+
+
+def test_a_verification_does_not_outlive_its_weights(run, copy_bundle, tmp_path):
+    source = copy_bundle("mlp", edit_index=lambda index: index.update(verification={"rtol": 1}))
+    stored = source / "weights.safetensors"
+
+    run("swap-weights", source, stored, "--out", tmp_path / "same")
+
+    assert load_bundle(source).verification == {"rtol": 1}
+    assert load_bundle(tmp_path / "same").verification is None
+
+
+def test_an_output_called_as_numpys_argument_needs_safetensors(run, tmp_path, programs):
+    program = dataclasses.replace(
+        programs["mlp"],
+        outputs=(ExportSpec("file", "float32", (1, 3)),),
+        golden=dataclasses.replace(
+            programs["mlp"].golden, outputs={"file": programs["mlp"].golden.outputs["logits"]}
+        ),
+    )
+    (tmp_path / "mlp").mkdir()
+    StableHLOBackend().write(program, tmp_path / "mlp")
+
+    code, _, error = run("predict", tmp_path / "mlp", "--out", tmp_path / "out.npz")
+    other, *_ = run("predict", tmp_path / "mlp", "--out", tmp_path / "out.safetensors")
+
+    assert (code, other or 0) == (1, 0)
+    assert "`out.npz` cannot hold `file`" in error
 
 
 def test_debug_shows_the_traceback(monkeypatch, tmp_path):

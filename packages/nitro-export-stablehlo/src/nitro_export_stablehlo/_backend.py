@@ -71,7 +71,7 @@ class StableHLOBackend:
             calling_convention_version=calling_convention_version,
             input_shapes=input_shapes,
             model_jl=_checked_model_jl(model_jl),
-            description=description,
+            description=_checked_description(description),
         )
         write_bundle(program, Path(path), options)
 
@@ -98,6 +98,8 @@ def _check_calling_convention(version: int | None) -> None:
 
 
 def _checked_model_jl(given: str | Path | None) -> str | None:
+    if isinstance(given, Path) and not given.is_file():
+        raise ConfigError(f"`model_jl` is `{given}`, which is no file.", expected="a Julia file")
     text = given.read_text(encoding="utf-8") if isinstance(given, Path) else given
     if text is not None and "register_model(" not in text:
         raise ConfigError(
@@ -105,4 +107,10 @@ def _checked_model_jl(given: str | Path | None) -> str | None:
             expected="Julia code that calls it, or the `Path` of a file with such code",
             fix="write `register_model(name; preprocess, postprocess)` into it",
         )
+    return text
+
+
+def _checked_description(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"`description` is {text!r}.", expected="text")
     return text

@@ -150,6 +150,11 @@ def main() -> None:
         if debug:
             raise
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if debug:
+            raise
+        told = f"`{error.filename}`: {error.strerror}" if error.filename else str(error)
+        sys.exit(f"error: {told}.\n  expected: a place that can be read or written")
     # The last stop before the user: whatever it is becomes one message.
     except Exception as error:
         if debug:

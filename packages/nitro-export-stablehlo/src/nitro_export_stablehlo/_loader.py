@@ -13,7 +13,6 @@ import numpy as np
 from nitro.errors import BundleError, did_you_mean
 from nitro.export import constraint_symbols, evaluate_size
 
-from ._dtypes import find_dtype, has_nan
 from ._files import FileReader
 from ._flatbuffers import require_flatbuffers
 from ._index import FILE as INDEX_FILE
@@ -28,7 +27,7 @@ from ._programs import Device, Programs, Values, choose_device, weight_types
 from ._requests import Array, RequestReader, take_rows
 from ._vet import refuse_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
-from ._weights import TensorFile, make_contiguous
+from ._weights import TensorFile, check_values, make_contiguous
 from ._x64 import x64_for
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
 
@@ -467,21 +466,10 @@ def _shown(value: Any) -> str:
 
 
 def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.Array:
-    flat = stored.flat(name)
-    dtype = find_dtype(flat.dtype)
-    assert dtype is not None
-    if check and has_nan(flat, dtype):
-        raise BundleError(
-            f"`{WEIGHTS_FILE}` holds a NaN in `{name}`.",
-            expected="finite weights, or infinite ones: the export refuses NaNs",
-        )
-    if check and dtype.token == "bool" and (flat.view(np.uint8) > 1).any():
-        raise BundleError(
-            f"`{WEIGHTS_FILE}` holds a boolean other than 0 and 1 in `{name}`.",
-            expected="bytes of 0 and 1",
-        )
+    if check:
+        check_values(stored.flat(name), name, file=WEIGHTS_FILE)
     turned = make_contiguous(stored[name])
-    with x64_for([dtype.numpy]):
+    with x64_for([turned.dtype]):
         # A view of the mapped file changes and ends with the file, under a running server.
         placed = jax.device_put(turned if turned.flags.owndata else turned.copy(), device)
     placed.block_until_ready()

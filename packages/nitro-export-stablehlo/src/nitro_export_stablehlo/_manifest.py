@@ -18,6 +18,9 @@ from ._json import is_size
 FILE = "manifest.yaml"
 FORMAT_VERSION = "2.0"
 
+# The document itself is a level, too.
+_MAX_DEPTH = _yaml.MAX_DEPTH - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -70,9 +73,10 @@ class Manifest:
             },
             "batching": {"compiled_batch_sizes": list(self.batch_sizes)},
             **({"input_shapes": _by_letter(self, letters)} if self.input_shapes else {}),
-            "provenance": _plain(self.provenance, "provenance"),
+            "provenance": self.provenance,
         }
-        data = _yaml.dump(document).encode("utf-8")
+        plain = {key: _plain(value, key) for key, value in document.items()}
+        data = _yaml.dump(plain).encode("utf-8")
         if len(data) > _yaml.MAX_BYTES:
             raise ExportError(
                 f"The manifest has {len(data)} bytes, most of them provenance.",
@@ -288,10 +292,14 @@ def _refuse(key: str, value: object, expected: str) -> NoReturn:
     raise BundleError(f"{where[0].upper()}{where[1:]} is {shown}.", expected=expected)
 
 
-def _plain(value: Any, key: str) -> Any:
-    """Copies JSON-like values; refuses others by their key."""
+def _plain(value: Any, key: str, depth: int = 1) -> Any:
+    """Copies JSON-like values; refuses others by their key, and what could not be read back."""
     if value is None or isinstance(value, str | bool | int | float):
-        return value
+        return _plain_scalar(value, key)
+    if depth > _MAX_DEPTH:
+        raise ExportError(
+            f"`{key[:80]}` lies {depth} levels deep.", expected=f"at most {_MAX_DEPTH} levels"
+        )
     if isinstance(value, Mapping):
         for name in value:
             if not isinstance(name, str):
@@ -299,11 +307,43 @@ def _plain(value: Any, key: str) -> Any:
                     f"`{key}` has the key {name!r}, a {type(name).__name__}.",
                     expected="string keys: any other makes the whole manifest unreadable",
                 )
-        return {name: _plain(item, f"{key}.{name}") for name, item in value.items()}
+        return {
+            _plain_scalar(name, f"a key of {key}"): _plain(item, f"{key}.{name}", depth + 1)
+            for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{key}[{i}]") for i, item in enumerate(value)]
+        return [_plain(item, f"{key}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise ExportError(
         f"`{key}` is {value!r}, a {type(value).__name__}.",
         expected="strings, numbers, booleans, None, and lists and dicts of them",
         fix="convert it to a string",
     )
+
+
+def _plain_scalar(value: Any, key: str) -> Any:
+    """A scalar of exactly a type of JSON: subclasses, such as NumPy's, become it."""
+    if isinstance(value, str):
+        if not _is_text(value):
+            raise ExportError(
+                f"`{ascii(key)[1:-1]}` is {value!r}, which is no text: UTF-8 cannot hold it.",
+                expected="text; file names that are not UTF-8 come in as such strings",
+                fix="leave it out, or write `ascii(...)` of it",
+            )
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) >= 10**_yaml.MAX_DIGITS:
+            raise ExportError(
+                f"`{key}` is a number of more than {_yaml.MAX_DIGITS} digits.",
+                expected="numbers that every reader holds",
+                fix="convert it to a string",
+            )
+        return int(value)
+    return float(value) if isinstance(value, float) else value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import read_manifest
 from ._verify import golden_arrays
 from ._weights import FILE as WEIGHTS_FILE
-from ._weights import GOLDEN_FILE, TensorFile, write_tensors
+from ._weights import GOLDEN_FILE, TensorFile, check_values, make_contiguous, write_tensors
 
 
 def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) -> None:
@@ -42,6 +43,8 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
             fix="choose another, or remove it first",
         )
     bundle = load_bundle(source).with_weights(weights)
+    for name, array in weights.items():
+        check_values(make_contiguous(np.asarray(array)).reshape(-1), name, file="the new weights")
     files = FileReader(source)
     index = read_index(files.read(INDEX_FILE, limit_bytes=MAX_INDEX_BYTES))
     inputs, _ = golden_arrays(files)
@@ -65,7 +68,7 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
         writer.write(MANIFEST_FILE, renamed.to_yaml())
         for name in sorted(set(index.files) - set(writer.digests)):
             writer.write(name, files.read(name))
-        changed = replace(index, name=target.name, files=writer.digests)
+        changed = replace(index, name=target.name, files=writer.digests, verification=None)
         writer.write(INDEX_FILE, changed.to_json())
         staging.rename(target)
 
@@ -99,22 +102,32 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes named arrays to an `.npz` or a `.safetensors` file.
+    """Writes named arrays to an `.npz` or a `.safetensors` file, whole or not at all.
 
     Raises:
-        ConfigError: Another kind of file, or a dtype that `.npz` cannot hold.
+        ConfigError: Another kind of file, or what `.npz` cannot hold.
     """
-    if path.suffix == ".safetensors":
-        with path.open("wb") as sink:
-            write_tensors(sink, arrays, reverse_axes=False)
-        return
-    extended = [name for name, array in arrays.items() if array.dtype.kind == "V"]
-    if path.suffix != ".npz" or extended:
-        what = f"hold `{extended[0]}`, a {arrays[extended[0]].dtype}" if extended else "be written"
+    if path.suffix not in {".npz", ".safetensors"}:
         raise ConfigError(
-            f"`{path.name}` cannot {what}.",
-            expected="a name that ends in .safetensors or .npz",
-            fix="use .safetensors, which holds every dtype",
+            f"`{path}` cannot be written.", expected="a name that ends in .safetensors or .npz"
         )
-    with path.open("wb") as sink:
-        np.savez(sink, allow_pickle=False, **dict(arrays))
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(
+            f"`{path}` cannot be written.", expected="a file's name, in a folder that is there"
+        )
+    for name, array in arrays.items() if path.suffix == ".npz" else ():
+        # NumPy stores the extended types as bytes without a type, and takes names as keywords.
+        if array.dtype.kind == "V" or name in {"file", "allow_pickle"} or name.endswith(".npy"):
+            raise ConfigError(
+                f"`{path.name}` cannot hold `{name}`, a {array.dtype}.",
+                expected="a NumPy dtype, and another name than those NumPy keeps to itself",
+                fix="use .safetensors, which holds every dtype",
+            )
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        written = Path(folder) / path.name
+        with written.open("wb") as sink:
+            if path.suffix == ".npz":
+                np.savez(sink, allow_pickle=False, **dict(arrays))
+            else:
+                write_tensors(sink, arrays, reverse_axes=False)
+        written.replace(path)

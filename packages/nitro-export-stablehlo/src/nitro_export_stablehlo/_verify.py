@@ -27,7 +27,7 @@ from ._programs import read_exported
 from ._requests import take_rows
 from ._vet import TIMEOUT_S, find_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
-from ._weights import GOLDEN_FILE, TensorFile
+from ._weights import GOLDEN_FILE, TensorFile, check_values
 from ._window import find_window
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
 
@@ -84,7 +84,7 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
     facts = {} if manifest is None else manifest.provenance
     window = find_window(index, str(facts.get("exported_at")))
     report.violations += window.violations
-    weights = report.attempt(lambda: _weights(files))
+    weights = report.attempt(lambda: _weights(files, report))
     # Without the weights, no program can be told to take the right arguments.
     unsafe = find_unsafe_programs(path, index, timeout_s=timeout_s) if weights is not None else {}
     report.violations += [f"`{file}`: {problem}" for file, problem in unsafe.items()]
@@ -164,9 +164,12 @@ def _check_place(report: Report, path: Path, manifest: Manifest) -> None:
             )
 
 
-def _weights(files: FileReader) -> Mapping[str, str]:
-    """The type of each weight argument, in argument order."""
+def _weights(files: FileReader, report: Report) -> Mapping[str, str]:
+    """The type of each weight argument, in argument order; reports values that are refused."""
     stored = TensorFile(files.path(WEIGHTS_FILE), file=WEIGHTS_FILE, reverse_axes=True)
+    for name in stored:
+        report.attempt(lambda name=name: check_values(stored.flat(name), name, file=WEIGHTS_FILE))
+        stored.forget_pages()
     return {
         name: mlir_type(stored.shape(name), stored.dtypes[name]) for name in stored.argument_order()
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from nitro.errors import BundleError, ExportError
 
-from ._dtypes import BY_SAFETENSORS, BY_TOKEN, DType, find_dtype
+from ._dtypes import BY_SAFETENSORS, BY_TOKEN, DType, find_dtype, has_nan
 from ._json import is_size, read_json
 
 FILE = "weights.safetensors"
@@ -124,6 +124,26 @@ def make_contiguous(array: np.ndarray) -> np.ndarray:
     for at in range(0, array.shape[-1], _STRIPE):
         turned[..., at : at + _STRIPE] = array[..., at : at + _STRIPE]
     return turned
+
+
+def check_values(flat: np.ndarray, name: str, *, file: str) -> None:
+    """Refuses what no bundle's weights may hold; looks at every element.
+
+    Raises:
+        BundleError: A NaN, or a boolean that is neither 0 nor 1; names the weight.
+    """
+    dtype = find_dtype(flat.dtype)
+    assert dtype is not None
+    if has_nan(flat, dtype):
+        raise BundleError(
+            f"`{file}` holds a NaN in `{name}`.",
+            expected="finite weights, or infinite ones: the export refuses NaNs",
+        )
+    if dtype.token == "bool" and (flat.view(np.uint8) > 1).any():
+        raise BundleError(
+            f"`{file}` holds a boolean other than 0 and 1 in `{name}`.",
+            expected="bytes of 0 and 1",
+        )
 
 
 class TensorFile(Mapping[str, np.ndarray]):

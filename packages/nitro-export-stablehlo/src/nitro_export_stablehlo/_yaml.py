@@ -17,14 +17,15 @@ from nitro.errors import BundleError
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 64
+# Twenty hold every 64-bit size; Python would take quadratic time over millions.
+MAX_DIGITS = 20
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _NULL = re.compile(r"|~|null|Null|NULL")
 _TRUE = re.compile(r"true|True|TRUE")
 _FALSE = re.compile(r"false|False|FALSE")
-# Twenty digits hold every 64-bit size; Python would take quadratic time over millions.
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,19})")
+_INT = re.compile(rf"[-+]?(0|[1-9][0-9]{{0,{MAX_DIGITS - 1}}})")
 _FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]{1,4})?")
 _SPECIAL = {".nan": "nan", ".inf": "inf", "-.inf": "-inf", "+.inf": "inf"}
 _NOT_A_STRING = re.compile(r"[-+]?[0-9][0-9_]*|0[xob][0-9a-fA-F_]+|\d{4}-\d\d?-\d\d?.*")
