@@ -15,8 +15,7 @@ import pytest
 from rich.console import Console
 
 import nitro
-from nitro import _progress
-from nitro._progress import Advance, BarReporter, LineReporter, make_reporter
+from nitro._progress import Advance, BarReporter, LineReporter
 from nitro.errors import ConfigError, NitroWarning
 
 _DRIVE = textwrap.dedent(
@@ -199,10 +198,11 @@ def test_notebook_gets_one_updating_line(
 
     ipython: Any = types.ModuleType("IPython")
     ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    ipython.display = types.ModuleType("IPython.display")
-    ipython.display.display, ipython.display.HTML = display, str
+    shown: Any = types.ModuleType("IPython.display")
+    shown.display, shown.HTML = display, str
+    ipython.display = shown
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
 
     make_run(plane(), max_epochs=2).train()
 
@@ -312,11 +312,13 @@ def test_class_of_a_reporter_is_refused_at_setup(plane: Any, make_run: Any) -> N
         make_run(plane(), progress=_Recorder)
 
 
-def test_make_reporter_draws_on_nothing_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_stream_trains_without_progress(
+    plane: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", None)
 
-    assert _progress._is_tty(sys.stderr) is False
-    assert isinstance(make_reporter(progress=False), _progress.SilentReporter)
+    assert make_run(plane(), progress=None).train().epoch == 1
 
 
 def test_bar_does_not_touch_the_run(plane: Any, make_run: Any, tmp_path: Path) -> None:
