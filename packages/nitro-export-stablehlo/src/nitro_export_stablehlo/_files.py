@@ -110,7 +110,8 @@ class FileReader:
             raise BundleError(
                 f"`{name}` cannot be opened: {error.strerror}.",
                 expected=f"a file of the bundle `{self.root}`",
-                fix="copy the bundle again, whole",
+                fix="pass the directory that `export_model` returned; if this is it, copy the "
+                "bundle again, whole",
             ) from error
         if not stat.S_ISREG(mode):
             raise BundleError(f"`{name}` is not a regular file.", expected="a regular file")

@@ -231,6 +231,10 @@ class Bundle:
         """
         return load_postprocess(self._programs.files, self._index)
 
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<Bundle {self.name}, {inputs} → {outputs}>"
+
     @property
     def name(self) -> str:
         """The model's name."""

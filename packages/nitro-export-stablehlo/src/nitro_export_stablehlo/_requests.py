@@ -140,9 +140,11 @@ class RequestReader:
             "rows" if axis0 == spec.batch_axis0 else str(size)
             for axis0, size in enumerate(spec.shape)
         )
+        lacks_rows = spec.batch_axis0 is not None and array.ndim == len(spec.shape) - 1
         raise BundleError(
             f"The input `{name}` has the shape {tuple(array.shape)}.",
             expected=f"({expected}{',' if len(spec.shape) == 1 else ''}), with any number of rows",
+            fix=f"for one row, {name}=np.expand_dims(x, {spec.batch_axis0})" if lacks_rows else "",
         )
 
     def _refuse_rows(self, inputs: Mapping[str, Any]) -> NoReturn:
