@@ -1,7 +1,8 @@
 """Experiments: declaration, markers, what a trace sees, routing and run options."""
 
-from ._declaration import Experiment, default_no_decay, has_hook, require_hooks
+from ._declaration import Experiment, default_no_decay
 from ._fields import NO_DEFAULT, Device, FieldInfo, GraphConst, Group, Host, Residency, groups_of
+from ._hooks import has_hook, require_hooks
 from ._options import (
     DRIVER_OPTIONS,
     UNSET,

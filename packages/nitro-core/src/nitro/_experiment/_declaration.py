@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
@@ -17,21 +16,6 @@ from ._fields import FieldInfo, Group, check_body, leaves_of, read_entries
 from ._overrides import constructor_values
 from ._presets import preset_values
 from ._source import keep_source, locate
-
-REQUIRED_HOOKS = {
-    "build_data": "build_data(self)",
-    "build_model": "build_model(self, rngs)",
-    "forward": "forward(self, model, *, x)",
-    "loss": "loss(self, outputs, *, y)",
-}
-
-
-MANUAL_HOOKS = {
-    **{name: REQUIRED_HOOKS[name] for name in ("build_data", "build_model", "forward")},
-    "train_step": "train_step(self, model, optimizers, *, x)",
-    "build_optimizers": "build_optimizers(self, model)",
-}
-"""What an experiment needs that takes its steps by itself."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -280,61 +264,8 @@ def default_no_decay(path: str, leaf: Any) -> bool:
     return len(leaf.shape) <= 1
 
 
-def has_hook(experiment: Experiment | type[Experiment], name: str) -> bool:
-    """Whether the experiment's class defines a hook that has no default."""
-    cls = experiment if isinstance(experiment, type) else type(experiment)
-    return callable(getattr(cls, name, None))
-
-
-def require_hooks(experiment: object) -> None:
-    """Refuses what is no experiment, or lacks a required hook.
-
-    Raises:
-        ExperimentError: Names the class, its line, and each missing hook's signature.
-    """
-    if isinstance(experiment, type) and issubclass(experiment, Experiment):
-        raise ExperimentError(
-            f"Nitro got the class `{experiment.__name__}`.",
-            expected="an instance of it",
-            fix=f"write `Nitro({experiment.__name__}())`",
-        )
-    if not isinstance(experiment, Experiment):
-        raise ExperimentError(
-            f"Nitro got {experiment!r} ({type(experiment).__name__}).",
-            expected="an instance of a subclass of `nitro.Experiment`",
-        )
-    cls = type(experiment)
-    required = MANUAL_HOOKS if has_hook(cls, "train_step") else REQUIRED_HOOKS
-    missing = {hook: text for hook, text in required.items() if not has_hook(cls, hook)}
-    if missing:
-        raise ExperimentError(
-            f"`{cls.__name__}` ({locate(cls)}) lacks {_listed(missing.values())}.",
-            expected="the required hooks: " + ", ".join(required),
-            fix=_fix_of_lacking(cls, *next(iter(missing.items()))),
-        )
-
-
-def _fix_of_lacking(cls: type[Experiment], hook: str, signature: str) -> str:
-    others = {name for name, _ in own_members(cls)} - {*REQUIRED_HOOKS}
-    close = difflib.get_close_matches(hook, others, n=1, cutoff=0.8)
-    if close:
-        return f"rename `{close[0]}` to `{hook}`"
-    return f"add `def {signature}: ...` to the class"
-
-
-def own_members(cls: type[Experiment]) -> list[tuple[str, Any]]:
-    """What a class and its bases, up to Experiment, hold under public names."""
-    bases = [base for base in cls.__mro__ if base not in Experiment.__mro__]
-    return [
-        (name, member)
-        for base in bases
-        for name, member in vars(base).items()
-        if not name.startswith("_")
-    ]
-
-
 _HOOKS_THAT_MAY_BE_FIELDS = ("learning_rate", "weight_decay")
-_OTHER_HOOKS = (
+OTHER_HOOKS = (
     "build_data",
     "build_model",
     "build_optimizers",
@@ -355,19 +286,12 @@ _OTHER_HOOKS = (
 )
 
 
-def hook_names() -> set[str]:
-    """The names of all hooks, with and without a default."""
-    own = {name for name, value in vars(Experiment).items() if callable(value)}
-    hooks = {name for name in own if not name.startswith("_")} - {"replace"}
-    return {*hooks, *_OTHER_HOOKS, "presets"}
-
-
 def _check_reserved(cls: type[Experiment]) -> None:
     """Refuses fields named like what Nitro calls on an experiment."""
     own = {name for name, value in vars(Experiment).items() if callable(value)}
     own |= {"fields", "presets", "from_preset"}
     for name in inspect.get_annotations(cls):
-        if name in _HOOKS_THAT_MAY_BE_FIELDS or name not in {*own, *_OTHER_HOOKS}:
+        if name in _HOOKS_THAT_MAY_BE_FIELDS or name not in {*own, *OTHER_HOOKS}:
             continue
         is_hook = name not in ("fields", "replace", "presets", "from_preset")
         raise ExperimentError(
@@ -391,10 +315,6 @@ def _keep_hooks_from_defaults(cls: type[Experiment]) -> None:
     for name in inspect.get_annotations(cls):
         if name not in vars(cls) and callable(getattr(Experiment, name, None)):
             setattr(cls, name, dataclasses.field())
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"the hook `{name}`" for name in names)
 
 
 class _ReadOnClass:

@@ -14,8 +14,9 @@ import numpy as np
 
 from nitro.errors import ConfigError, warn
 
-from ._declaration import Experiment, hook_names, own_members
+from ._declaration import Experiment
 from ._fields import Residency, leaves_of
+from ._hooks import hook_names, own_members
 from ._source import locate
 from ._values import type_name
 
@@ -152,11 +153,11 @@ def _positive_int_or_none(name: str, value: Any) -> int | None:
     return None if value is None else _int_from(name, value, 1)
 
 
-def _any_int_or_none(name: str, value: Any) -> int | None:
+def _natural_or_none(name: str, value: Any) -> int | None:
     return None if value is None else _int_from(name, value, 0)
 
 
-def _any_int(name: str, value: Any) -> int:
+def _natural(name: str, value: Any) -> int:
     return _int_from(name, value, 0)
 
 
@@ -166,7 +167,7 @@ def _int_from(name: str, value: Any, low: int) -> int:
     return int(value)
 
 
-def _a_bool(name: str, value: Any) -> bool:
+def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"`{name}` is {value!r}.", expected="True or False")
     return value
@@ -177,13 +178,13 @@ def _anything(name: str, value: Any) -> Any:
     return value
 
 
-def _a_duration(name: str, value: Any) -> float:
+def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ConfigError(f"`{name}` is {value!r}.", expected="seconds: a number of at least 0")
     return float(value)
 
 
-def _a_norm(name: str, value: Any) -> float:
+def _norm(name: str, value: Any) -> float:
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value < 0:
         raise ConfigError(
@@ -193,24 +194,24 @@ def _a_norm(name: str, value: Any) -> float:
     return float(value)
 
 
-def _a_path(name: str, value: Any) -> Path | None:
+def _path(name: str, value: Any) -> Path | None:
     if value is not None and not isinstance(value, str | Path):
         raise ConfigError(f"`{name}` is {value!r}.", expected="a path")
     return None if value is None else Path(value)
 
 
 _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
-    "seed": (0, _any_int),
-    "run_dir": (None, _a_path),
+    "seed": (0, _natural),
+    "run_dir": (None, _path),
     "max_epochs": (1, _positive_int),
     "accum": (1, _positive_int),
-    "gradient_clip_norm": (0.0, _a_norm),
-    "check_divergence": (True, _a_bool),
+    "gradient_clip_norm": (0.0, _norm),
+    "check_divergence": (True, _boolean),
     "steps_per_call": (None, _positive_int_or_none),
     "checkpoint_every_steps": (None, _positive_int_or_none),
     "progress": (None, _anything),
-    "max_constant_bytes": (2**20, _any_int_or_none),
-    "slow_compile_s": (30.0, _a_duration),
+    "max_constant_bytes": (2**20, _natural_or_none),
+    "slow_compile_s": (30.0, _seconds),
     "memory_limit_bytes": (None, _positive_int_or_none),
 }
 

@@ -83,7 +83,11 @@ def read_routes(experiment: type) -> dict[str, Route]:
 
 
 def read_route(owner: str, name: str, hook: Callable[..., Any]) -> Route:
-    """The route of one hook, a plain function that takes `self` first."""
+    """The route of one hook, a plain function that takes `self` first.
+
+    Raises:
+        ExperimentError: It takes the wrong positional arguments, or `*args`.
+    """
     parameters = list(inspect.signature(hook).parameters.values())
     positional = [p.name for p in parameters if p.kind in _POSITIONAL_KINDS]
     expected = _POSITIONAL[name]

@@ -50,18 +50,18 @@ def choose_plan(
         bytes_per_step: What the host feeds for one step.
         on_device: Whether only indices are fed.
     """
-    single = StepPlan(steps_per_call=1, accum=accum, looped=False)
+    single = StepPlan(steps_per_call=1, accum=accum, is_looped=False)
     jaxpr = trace(single)
     if loops_badly(jaxpr):
         _check_unrolled(accum, steps_per_call)
-        return StepPlan(steps_per_call=steps_per_call or 1, accum=accum, looped=False)
+        return StepPlan(steps_per_call=steps_per_call or 1, accum=accum, is_looped=False)
     if steps_per_call is not None:
-        return StepPlan(steps_per_call=steps_per_call, accum=accum, looped=True)
+        return StepPlan(steps_per_call=steps_per_call, accum=accum, is_looped=True)
     by_work = _FLOPS_PER_CALL / max(matmul_flops(jaxpr), 1.0)
     by_bytes = math.inf if on_device else _BYTES_PER_CALL / max(bytes_per_step, 1)
     limit = MAX_STEPS_ON_DEVICE if on_device else MAX_STEPS_HOST_FED
     steps = max(1, min(int(min(by_work, by_bytes)), limit, steps_per_epoch))
-    return StepPlan(steps_per_call=steps, accum=accum, looped=True)
+    return StepPlan(steps_per_call=steps, accum=accum, is_looped=True)
 
 
 def loops_badly(jaxpr: Any) -> bool:

@@ -55,18 +55,18 @@ class StepPlan:
     Attributes:
         steps_per_call: How many optimizer steps one call takes at most.
         accum: Micro-batches in one optimizer step.
-        looped: Whether the steps of a call run in a loop inside XLA. A program that
+        is_looped: Whether the steps of a call run in a loop inside XLA. A program that
             loops badly takes its steps one by one, or unrolled.
     """
 
     steps_per_call: int
     accum: int
-    looped: bool
+    is_looped: bool
 
     @property
     def display(self) -> str:
         """In words, for `explain_compiles`."""
-        loop = "looped" if self.looped else "unrolled"
+        loop = "looped" if self.is_looped else "unrolled"
         return f"{self.steps_per_call} steps per call, {loop}, accum {self.accum}"
 
 
@@ -97,7 +97,7 @@ def make_step_program(
                 )
                 return TrainState(params, model_state, opt_state), scalars
 
-            if plan.looped:
+            if plan.is_looped:
                 return _loop(take_step, state, plan.steps_per_call, chunk.count)
             return _unrolled(take_step, state, plan.steps_per_call, chunk.count)
 
