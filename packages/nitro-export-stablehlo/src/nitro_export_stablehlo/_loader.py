@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ import jax
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
-from nitro.export import constraint_symbols, evaluate_size
+from nitro.export import constraint_symbols
 
+from ._agreement import check_agreement
 from ._files import FileReader
 from ._flatbuffers import require_flatbuffers
 from ._index import FILE as INDEX_FILE
 from ._index import MAX_BYTES as MAX_INDEX_BYTES
-from ._index import Cost, Index, read_index
+from ._index import Index, read_index
 from ._io_spec import IOSpec
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
-from ._plan import Planner
+from ._plan import Planner, plannable_costs
 from ._postprocess import load_postprocess
 from ._programs import Device, Programs, Values, choose_device, weight_types
 from ._requests import Array, RequestReader, take_rows
@@ -30,8 +30,6 @@ from ._weights import FILE as WEIGHTS_FILE
 from ._weights import TensorFile, check_values, make_contiguous
 from ._x64 import x64_for
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
-
-_MAX_DOUBLINGS = 12
 
 
 def load_bundle(
@@ -399,74 +397,8 @@ class Bundle:
             target[(*at, slice(rows))] = host[(*at, slice(rows))]
 
 
-def check_agreement(manifest: Manifest, index: Index) -> None:
-    """Compares the two descriptions of one bundle.
-
-    Raises:
-        BundleError: They differ; names the key.
-    """
-    for key, ours, servers in (
-        ("name", index.name, manifest.name),
-        ("inputs", _anonymous(index.inputs), manifest.inputs),
-        ("outputs", _anonymous(index.outputs), manifest.outputs),
-        ("batch_sizes", index.batch_sizes, manifest.batch_sizes),
-        ("input_shapes", _variable_sizes(index), _variable_sizes_of(manifest)),
-    ):
-        if ours != servers:
-            raise BundleError(
-                f"`{INDEX_FILE}` and `{MANIFEST_FILE}` differ in `{key}`.",
-                expected=f"{_shown(servers)} in both",
-                fix="export the model again: one of them was changed",
-            )
-
-
-def plannable_costs(index: Index) -> Mapping[int, Cost]:
-    """The cost of each size that a request may be cut into.
-
-    With a dynamic batch those are powers of two besides the compiled sizes: the costs of
-    those tell, by the row, what these cost.
-    """
-    if not index.dynamic_batch:
-        return index.costs
-    known = index.batch_sizes[-1]
-    cost, values = index.costs[known], index.values(0 if index.input_shapes else None)
-    row_bytes = sum(
-        math.prod(spec.sizes(1, values)) * spec.numpy_dtype.itemsize
-        for spec in (*index.inputs, *index.outputs)
-    )
-    powers = {
-        size: Cost(
-            flops=cost.flops * size / known,
-            size_bytes=max(0, cost.size_bytes + (size - known) * row_bytes),
-        )
-        for size in (2**i for i in range(_MAX_DOUBLINGS + 1))
-    }
-    return {**powers, **index.costs}
-
-
 def _values(chosen: Mapping[str, int]) -> Values:
     return tuple(sorted(chosen.items()))
-
-
-def _anonymous(specs: Sequence[IOSpec]) -> tuple[IOSpec, ...]:
-    return tuple(spec.anonymous() for spec in specs)
-
-
-def _variable_sizes(index: Index) -> tuple[tuple[int, ...], ...]:
-    """The sizes of each variant, in an order that needs no names."""
-    keys = dict.fromkeys(key for spec in index.inputs for _, key in spec.variable_keys())
-    return tuple(
-        tuple(sorted(evaluate_size(size, values) for size, _ in keys))
-        for values in index.input_shapes
-    )
-
-
-def _variable_sizes_of(manifest: Manifest) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(sorted(entry.values())) for entry in manifest.input_shapes)
-
-
-def _shown(value: Any) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, tuple) else repr(value)
 
 
 def _put(stored: TensorFile, name: str, device: Device, *, check: bool) -> jax.Array:

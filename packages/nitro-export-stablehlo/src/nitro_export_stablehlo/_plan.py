@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ._index import Cost
+from ._index import Cost, Index
 
 # A plan must not change from run to run, or results would change in their last bits; so
 # it comes from recorded counts and these round figures of a small server, not from timing.
@@ -14,6 +15,7 @@ _BYTES_PER_S = 1e10
 _CALL_S = 3e-5
 
 _EXACT_ROWS = 4096
+_MAX_DOUBLINGS = 12
 
 
 class Planner:
@@ -66,6 +68,30 @@ class Planner:
             plan.append(choices[rows])
             rows -= choices[rows]
         return plan
+
+
+def plannable_costs(index: Index) -> Mapping[int, Cost]:
+    """The cost of each size that a request may be cut into.
+
+    With a dynamic batch those are powers of two besides the compiled sizes: the costs of
+    those tell, by the row, what these cost.
+    """
+    if not index.dynamic_batch:
+        return index.costs
+    known = index.batch_sizes[-1]
+    cost, values = index.costs[known], index.values(0 if index.input_shapes else None)
+    row_bytes = sum(
+        math.prod(spec.sizes(1, values)) * spec.numpy_dtype.itemsize
+        for spec in (*index.inputs, *index.outputs)
+    )
+    powers = {
+        size: Cost(
+            flops=cost.flops * size / known,
+            size_bytes=max(0, cost.size_bytes + (size - known) * row_bytes),
+        )
+        for size in (2**i for i in range(_MAX_DOUBLINGS + 1))
+    }
+    return {**powers, **index.costs}
 
 
 def _estimate(cost: Cost) -> float:

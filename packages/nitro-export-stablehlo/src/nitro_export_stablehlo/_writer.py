@@ -81,17 +81,8 @@ def write_bundle(program: ExportProgram, root: Path, options: WriteOptions) -> N
     with x64_for([*(spec.numpy_dtype for spec in (*inputs, *outputs)), *_dtypes(weights)]):
         written = _write_programs(files, program, options, variants, (inputs, outputs))
     _warn_of_custom_calls(written.custom_calls)
-    with files.open(WEIGHTS_FILE) as sink:
-        order = {"argument_order": json.dumps(list(weights))} if weights else None
-        write_tensors(sink, weights, reverse_axes=True, metadata=order)
-    with files.open(GOLDEN_FILE) as sink:
-        write_tensors(sink, _golden(program), reverse_axes=False)
-    for name, text in (
-        (POSTPROCESS_FILE, program.postprocess),
-        (MODEL_JL_FILE, options.model_jl),
-    ):
-        if text is not None:
-            files.write(name, text.encode("utf-8"))
+    _write_arrays(files, weights, _golden(program))
+    _write_code(files, program, options)
     versions = {**_versions(), "stablehlo_target": options.stablehlo_version}
     calls = tuple(sorted(written.custom_calls))
     provenance = _provenance(program, versions, calls, variants)
@@ -131,6 +122,26 @@ def write_bundle(program: ExportProgram, root: Path, options: WriteOptions) -> N
         client_outputs=client_outputs,
     )
     files.write(INDEX_FILE, index.to_json())
+
+
+def _write_arrays(
+    files: FileWriter, weights: Mapping[str, Any], golden: Mapping[str, np.ndarray]
+) -> None:
+    with files.open(WEIGHTS_FILE) as sink:
+        order = {"argument_order": json.dumps(list(weights))} if weights else None
+        write_tensors(sink, weights, reverse_axes=True, metadata=order)
+    with files.open(GOLDEN_FILE) as sink:
+        write_tensors(sink, golden, reverse_axes=False)
+
+
+def _write_code(files: FileWriter, program: ExportProgram, options: WriteOptions) -> None:
+    """Writes the modules that run around the program, those that there are."""
+    for name, text in (
+        (POSTPROCESS_FILE, program.postprocess),
+        (MODEL_JL_FILE, options.model_jl),
+    ):
+        if text is not None:
+            files.write(name, text.encode("utf-8"))
 
 
 def write_verification(root: Path, verification: Mapping[str, Any]) -> None:
