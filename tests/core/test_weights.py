@@ -64,9 +64,9 @@ def test_weights_that_do_not_fit_are_listed(plane: Any, make_run: Any) -> None:
     with pytest.raises(
         ConfigError,
         match=r"given as dict, do not fit[^\n]*\n"
-        r"    `bias`: not given, float32\(1,\) in the model\n"
         r"    `kernel`: float32\(5, 1\) given, float32\(4, 1\) in the model\n"
-        r"    `known`: float32\(1,\) given, not in the model",
+        r"    `known`: float32\(1,\) given, not in the model\n"
+        r"    `bias`: not given, float32\(1,\) in the model\n",
     ):
         make_run(plane(), weights=weights)
 

@@ -180,15 +180,16 @@ def leaf_differences(
         now: Where `wanted` is.
         gone: What is said of a leaf that nobody needs.
     """
-    lines = [f"`{name}`: not {found}, {wanted[name]} {now}" for name in wanted.keys() - saved]
-    lines += [f"`{name}`: {saved[name]} {found}, {gone}" for name in saved.keys() - wanted]
-    lines += [
+    changed = [
         f"`{name}`: {saved[name]} {found}, {wanted[name]} {now}"
         for name in wanted.keys() & saved.keys()
         if saved[name] != wanted[name]
         and not (converts and _float_shape(saved[name]) == _float_shape(wanted[name]) is not None)
     ]
-    return sorted(lines)
+    unknown = [f"`{name}`: {saved[name]} {found}, {gone}" for name in saved.keys() - wanted]
+    missing = [f"`{name}`: not {found}, {wanted[name]} {now}" for name in wanted.keys() - saved]
+    # Of a long list only the head is shown, and what is missing is often just the rest.
+    return [*sorted(changed), *sorted(unknown), *sorted(missing)]
 
 
 def listed(lines: list[str]) -> str:
