@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import nitro
 from nitro import ExportSpec
 from nitro.errors import ConfigError, ExportError, HookError
 from nitro.export import ExportProgram
+from nitro.export._lowering import export_traced
 from nitro.testing import Scenes, make_scenes
 
 
@@ -91,7 +93,8 @@ def export(tmp_path):
     def run(experiment: Any, **options: Any) -> Memory:
         memory = Memory()
         handle = nitro.Nitro(experiment, data={}, run_dir=tmp_path / "run")
-        nitro.export_model(handle, memory, dir=tmp_path / "out", name="m_v1", **options)
+        target: dict[str, Any] = {"dir": tmp_path / "out", "name": "m_v1", **options}
+        nitro.export_model(handle, memory, **target)
         return memory
 
     return run
@@ -111,6 +114,8 @@ def export(tmp_path):
         ([ExportSpec("z", "float32", (1, 4))], "wants the batch field `x`"),
         ([ExportSpec("x", "float32", (1, "a+k"))], r"`x` has the size 'a\+k'.*`a` cannot"),
         ([ExportSpec("x", "float32", (1, "k^2"))], r"linear expression of one name"),
+        ([ExportSpec("x", "float32", (1, "b"))], r"has `b` in its shape .* the batch is called"),
+        ([ExportSpec("x", "float32", ("n", "2*n"))], r"has `n` in its shape .* the batch is"),
     ],
 )
 def test_inputs_that_cannot_be_promised_are_refused(export, inputs, words):
@@ -134,6 +139,17 @@ def test_inputs_that_cannot_be_promised_are_refused(export, inputs, words):
 def test_outputs_that_forward_does_not_keep_are_refused(export, outputs, words):
     with pytest.raises(ExportError, match=words):
         export(_of(Wires, inputs=[X], outputs=outputs))
+
+
+def test_outputs_that_no_wire_can_carry_are_refused(export):
+    class Waves(Wires):
+        def forward(self, model, *, x):
+            return {"y": model(x), "all": x.sum(), "wave": jnp.fft.rfft(x)}
+
+    with pytest.raises(ExportError, match=r"has 0 axes[\s\S]*return a value for each row"):
+        export(_of(Waves, inputs=[X], outputs=[ExportSpec("all")]))
+    with pytest.raises(ExportError, match=r"`wave` has dtype complex64[\s\S]*real and imaginary"):
+        export(_of(Waves, inputs=[X], outputs=[ExportSpec("wave")]))
 
 
 def test_nested_outputs_renames_and_echoes_arrive_under_their_names(export):
@@ -305,11 +321,40 @@ def test_device_fields_are_baked_and_dropout_is_inert(tmp_path):
         ({"dtype": "int8"}, "`dtype` is 'int8'"),
         ({"vjp_order": -1}, "`vjp_order` is -1"),
         ({"constraints": ["b > 2"]}, "'b > 2' is not one"),
+        ({"constraints": 3}, "constraint 3 is not one"),
+        ({"batch_sizes": None}, "`batch_sizes` is None"),
+        ({"vjp_order": 1.0}, r"`vjp_order` is 1\.0"),
+        ({"dynamic_batch": "yes"}, "`dynamic_batch` is 'yes'"),
+        ({"provenance": ["x"]}, r"`provenance` is \['x'\]"),
+        ({"golden": 3}, "`golden` is 3"),
+        ({"name": "a/b"}, "`name` is 'a/b'"),
+        ({"name": "a\0b"}, "`name` is 'a"),
+        ({"name": 3}, "`name` is 3"),
+        ({"name": "x" * 201}, "at most 200 bytes"),
+        ({"dir": __file__}, r"`dir` is `.*`, and `.*\.py` is a file"),
+        ({"dir": __file__ + "/below"}, r"and `.*\.py` is a file"),
     ],
 )
 def test_options_are_checked_before_any_work(export, options, words):
     with pytest.raises(ConfigError, match=words):
         export(_of(Wires, inputs=5, outputs=5), **options)
+
+
+def test_a_handle_and_a_backend_are_wanted(tmp_path):
+    with pytest.raises(ConfigError, match=r"`run` is 'runs/x'[\s\S]*a handle"):
+        nitro.export_model("runs/x", Memory(), dir=tmp_path, name="m")  # pyright: ignore[reportArgumentType] - what is tested
+
+    experiment = _of(Wires, inputs=[X], outputs=[ExportSpec("y")])
+    handle = nitro.Nitro(experiment, data={}, run_dir=tmp_path / "run")
+    with pytest.raises(ConfigError, match="`backend` is None"):
+        nitro.export_model(handle, None, dir=tmp_path, name="m")  # pyright: ignore[reportArgumentType] - what is tested
+
+
+def test_a_batch_size_that_no_caller_may_send_is_refused(export):
+    experiment = _of(Wires, inputs=[X], outputs=[ExportSpec("y")])
+
+    with pytest.raises(ConfigError, match=r"has 1, which breaks [\s\S]*batch_sizes=\(4,\)"):
+        export(experiment, batch_sizes=(1, 4), constraints=("b >= 3", "mod(b, 4) == 0"))
 
 
 def test_golden_inputs_can_be_given_and_are_checked(export):
@@ -362,12 +407,91 @@ def test_the_phase_is_exporting_and_then_what_it_was(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_jax_narrows_no_promised_dtype(export):
-    class Wide(Wires):
+class Tables(Wires):
+    """Makes numbers whose dtypes JAX chooses, which differ where it keeps 64 bits."""
+
+    def forward(self, model, *, x):
+        steps = jnp.linspace(0, 1, x.shape[1]) + jnp.arange(x.shape[1])
+        return {"y": model(x.astype(jnp.float32)) + steps.mean(), "sum": x.sum(1), "x": x * 3}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "int32"])
+def test_a_wide_wire_gives_what_predict_gives(export, tmp_path, dtype):
+    outputs = [ExportSpec("y"), ExportSpec("sum"), ExportSpec("raw", source="wire")]
+    x = np.arange(8, dtype=dtype).reshape(2, 4)
+
+    class Wide(Tables):
+        def export_preprocess(self, wire):
+            return {"x": wire}
+
+    experiment = _of(Wide, inputs=[ExportSpec("wire", dtype, (1, 4))], outputs=outputs)
+    program = export(experiment, batch_sizes=(2,), verify=False).program
+    with jax.enable_x64(True):
+        got = program.exported(2).call(x, *(program.weights[n] for n in program.weight_names))
+
+    run = nitro.Nitro(experiment, data={}, run_dir=tmp_path / "run")
+    wanted = run.predict({"x": x})
+    for array, name in zip(got, ("y", "sum"), strict=False):
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-6)
+    # What the wire promises, no dtype of training narrows.
+    assert got[2].dtype == dtype
+    np.testing.assert_array_equal(got[2], x)
+
+
+def test_weights_become_float64_where_no_wire_is_so_wide(export):
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    experiment = _of(Wires, inputs=[X], outputs=[ExportSpec("y")])
+
+    program = export(experiment, batch_sizes=(3,), dtype="float64", verify=False).program
+    weights = {name: np.asarray(program.weights[name]) for name in program.weight_names}
+    with jax.enable_x64(True):
+        (y,) = program.exported(3).call(x, *weights.values())
+
+    assert {array.dtype.name for array in weights.values()} == {"float64"}
+    # Exact to the last bit of float32, which a sum in float32 would not be.
+    exact = x.astype(np.float64) @ weights["kernel"] + weights["bias"]
+    np.testing.assert_array_equal(y, exact.astype(np.float32))
+
+
+def test_infinities_of_the_other_sign_are_a_difference(tmp_path):
+    class Negative(Memory):
+        def __call__(self, **inputs):
+            return {name: -array for name, array in super().__call__(**inputs).items()}
+
+    class Infinite(Wires):
         def forward(self, model, *, x):
-            return {"y": model(x.astype(jnp.float32)), "sum": x.sum(1)}
+            return {"y": model(x) * 0 + jnp.inf}
 
-    spec = ExportSpec("x", "int64", (1, 4))
-    memory = export(_of(Wide, inputs=[spec], outputs=[ExportSpec("sum", "int64")]), verify=False)
+    experiment = _of(Infinite, inputs=[X], outputs=[ExportSpec("y")])
+    run = nitro.Nitro(experiment, data={}, run_dir=tmp_path / "run")
+    with pytest.raises(ExportError, match="has infinities or NaNs in other places"):
+        nitro.export_model(run, Negative(), dir=tmp_path, name="m")
 
-    assert memory.program.exported(1).out_avals[0].dtype == np.int64
+
+def test_two_threads_that_export_leave_jax_as_it_was():
+    """Each sets options of the whole process; the first one ends before the second."""
+    before = jax.config.jax_traceback_in_locations_limit  # pyright: ignore[reportAttributeAccessIssue] - made at run time
+    is_second_inside, has_first_ended = threading.Event(), threading.Event()
+    arguments = [jax.ShapeDtypeStruct((1,), np.float32)]
+
+    def second(x):
+        is_second_inside.set()
+        has_first_ended.wait(timeout=30)
+        return (x,)
+
+    thread = threading.Thread(
+        target=lambda: export_traced(second, arguments, platforms=["cpu"]), daemon=True
+    )
+
+    def first(x):
+        thread.start()
+        # The second one should wait outside, so it never comes in.
+        is_second_inside.wait(timeout=0.5)
+        return (x,)
+
+    export_traced(first, arguments, platforms=["cpu"])
+    has_first_ended.set()
+    thread.join()
+
+    assert jax.config.jax_traceback_in_locations_limit == before  # pyright: ignore[reportAttributeAccessIssue] - made at run time

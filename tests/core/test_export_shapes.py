@@ -83,7 +83,7 @@ def test_batch_and_time_symbolic_at_once_give_what_predict_gives(tmp_path, chang
 
 
 def test_one_scope_holds_batch_time_and_constraints(tmp_path):
-    _, program = _export(tmp_path, constraints=("b >= 2", "time <= 40"))
+    _, program = _export(tmp_path, batch_sizes=(4,), constraints=("b >= 2", "time <= 40"))
 
     assert program.symbols == ("time",)
     assert str(program.exported(None).in_avals[0].shape) == "(b, time, 8)"
@@ -101,6 +101,15 @@ def test_expressions_are_solved_and_evaluated(tmp_path):
     assert program.outputs[0].fixed_sizes(3, {"k": 5}) == (3, 5, 2, 4)
 
 
+def test_sizes_may_have_names_of_any_language(tmp_path):
+    # The second holds the batch's name; it must stay whole where the batch gets a number.
+    for name in ("größe", "éb"):
+        _, program = _export(tmp_path / name, time=name, batch_sizes=(2,))
+
+        assert program.symbols == (name,)
+        assert str(program.exported(2).in_avals[0].shape) == f"(2, {name}, 8)"
+
+
 def test_the_batch_may_have_a_name_of_its_own(tmp_path):
     class Named(Sequences):
         def export_inputs(self):
@@ -108,7 +117,12 @@ def test_the_batch_may_have_a_name_of_its_own(tmp_path):
 
     keep = Keep()
     run = nitro.Nitro(Named(), data={}, run_dir=tmp_path / "run")
-    options = {"dynamic_batch": True, "constraints": "rows >= 3", "verify": False}
+    options: dict[str, Any] = {
+        "batch_sizes": 3,
+        "dynamic_batch": True,
+        "constraints": "rows >= 3",
+        "verify": False,
+    }
     nitro.export_model(run, keep, dir=tmp_path / "out", name="m", **options)
 
     assert str(keep.program.exported(None).in_avals[0].shape) == "(rows, 3, 8)"

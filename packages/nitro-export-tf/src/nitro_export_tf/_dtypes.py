@@ -20,17 +20,10 @@ Complex numbers are no dtypes of Nitro's wire. TensorFlow has the f8 types, but 
 checkpoints nor its servers' clients know all of them.
 """
 
-_WIDE = frozenset(map(np.dtype, (np.int64, np.uint64, np.float64)))
-
 
 def is_supported(dtype: np.dtype[Any]) -> bool:
     """Whether TensorFlow has an equivalent that can be saved and served."""
     return dtype.name in SUPPORTED
-
-
-def is_wide(dtype: np.dtype[Any]) -> bool:
-    """Whether JAX narrows it to 32 bits unless told not to."""
-    return dtype in _WIDE
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from nitro.errors import ConfigError, ExportError, did_you_mean, warn
 
 from ._assets import Index, digest, write_assets, write_index
 from ._calls import Call, make_call, make_differentiable
-from ._dtypes import SUPPORTED, is_supported, is_wide
+from ._dtypes import SUPPORTED, is_supported
 from ._io_spec import IOSpec, check_input_names
 from ._module import make_module, open_shape
 from ._signatures import DEFAULT, fixed_signature, tiled
@@ -230,7 +230,7 @@ def _make_program_call(
     call = make(exported, where)
     if program.vjp_order == 0:
         return call
-    with _wide_types(program):
+    with program.wide_types():
         vjp = exported.vjp()
     is_float = [jax.numpy.issubdtype(aval.dtype, jax.numpy.floating) for aval in exported.in_avals]
     return make_differentiable(tf, call, make(vjp, f"the gradient of {where}"), is_float)
@@ -272,11 +272,6 @@ def _check_signature(
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _wide_types(program: ExportProgram) -> AbstractContextManager[Any]:
-    wide = any(is_wide(spec.numpy_dtype) for spec in (*program.inputs, *program.outputs))
-    return jax.enable_x64(True) if wide else nullcontext()  # noqa: FBT003 - JAX's signature
 
 
 def _make_endpoint(tf: Any, default: Any, inputs: Sequence[IOSpec]) -> Any:

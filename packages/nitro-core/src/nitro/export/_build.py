@@ -27,7 +27,7 @@ from ._refusals import (
     refuse_unstable_calls,
     refuse_unstable_targets,
 )
-from ._request import ExportRequest, local_platform
+from ._request import ExportRequest, check_kept, local_platform
 from ._shapes import ShapeProbe
 from ._tolerance import describe_difference, tolerance_for
 from ._wire import WireForward
@@ -47,6 +47,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
     """
     experiment = session.setup.experiment
     inputs = checked_inputs(experiment, request.constraints)
+    check_kept(request.batch_sizes, batch_symbol(inputs), request.constraints)
     outputs = checked_outputs(experiment, inputs)
     postprocess = checked_postprocess(experiment)
     client_inputs = checked_client_specs(experiment, "export_client_inputs")

@@ -175,6 +175,8 @@ def _check(node: ast.expr) -> None:
         is_number = isinstance(node, ast.Constant) and type(node.value) is int
         if not is_number and not isinstance(node, ast.Name):
             raise ValueError("it holds more than names, whole numbers, +, - and *")
+        if isinstance(node, ast.Name) and node.id in _FUNCTIONS:
+            raise ValueError(f"`{node.id}` is a function, and no name of a size")
         return
     for operand in operands:
         _check(operand)

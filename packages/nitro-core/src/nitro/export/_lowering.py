@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -11,6 +12,8 @@ import jax.export
 import numpy as np
 
 from ._dims import Dim
+
+_CONFIG_LOCK = threading.RLock()
 
 
 def export_traced(
@@ -59,9 +62,11 @@ def wide_types_for(dtypes: Iterable[np.dtype[Any]]) -> AbstractContextManager[An
 
 @contextmanager
 def _configured(name: str, value: int) -> Generator[None]:
-    before = getattr(jax.config, name)
-    jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
+    # The options are the process's: a second thread would restore what the first one set.
+    with _CONFIG_LOCK:
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            yield
+        finally:
+            jax.config.update(name, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,7 +143,7 @@ class ExportProgram:
         key = batch, tuple(sorted(values.items())), chosen, calling_convention_version
         if key not in self._exported:
             allowed = jax.export.DisabledSafetyCheck.custom_call
-            with wide_types_for(spec.numpy_dtype for spec in (*self.inputs, *self.outputs)):
+            with self.wide_types():
                 self._exported[key] = export_traced(
                     self.fn,
                     self.arguments(batch, values),
@@ -151,6 +152,12 @@ class ExportProgram:
                     calling_convention_version=calling_convention_version,
                 )
         return self._exported[key]
+
+    def wide_types(self) -> AbstractContextManager[Any]:
+        """A context in which JAX narrows no input, output or weight to 32 bits."""
+        specs = (*self.inputs, *self.outputs)
+        weights = [np.dtype(weight.dtype) for weight in self.weights.values()]
+        return wide_types_for([*(spec.numpy_dtype for spec in specs), *weights])
 
     def arguments(
         self, batch: int | None, sizes: Mapping[str, int] | None = None
@@ -197,4 +204,4 @@ def _fixed(size: Dim, values: Mapping[str, int]) -> Dim:
 
 
 def _with_values(text: str, values: Mapping[str, int]) -> str:
-    return re.sub(r"[A-Za-z_]\w*", lambda name: str(values.get(name[0], name[0])), text)
+    return re.sub(r"[^\W\d]\w*", lambda name: str(values.get(name[0], name[0])), text)

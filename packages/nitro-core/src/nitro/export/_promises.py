@@ -208,6 +208,14 @@ def _check_symbols(specs: Sequence[ExportSpec], constraints: Sequence[str]) -> N
                 f"The input `{spec.name}` calls its batch axis `{named}`.",
                 expected=f"`{batch}`, as another input does: all have one batch",
             )
+    for spec in specs:
+        if batch in spec.symbols:
+            raise ExportError(
+                f"The input `{spec.name}` has `{batch}` in its shape {spec.shape}, which is what "
+                "the batch is called.",
+                expected=f"`{batch}` at the batch axis only: rows come and go, other sizes stay",
+                fix="choose another name for the size, or write a name at the batch axis",
+            )
     sizes = [size for spec in specs for size in spec.sizes(1)]
     solved = frozenset[str]().union(*(size_symbols(size) for size in sizes if is_solvable(size)))
     for spec in specs:

@@ -16,7 +16,6 @@ from nitro._programs import bodies, jaxprs, user_lines
 from nitro._trees import Flat
 from nitro.errors import ExportError
 
-from ._lowering import wide_types_for
 from ._program import ExportProgram
 from ._wire import WireForward
 
@@ -97,7 +96,7 @@ def refuse_unstable_targets(program: ExportProgram, batch: int | None, owner: st
         if not targets:
             raise
         arguments = program.arguments(batch, program.golden_sizes)
-        with wide_types_for(spec.numpy_dtype for spec in (*program.inputs, *program.outputs)):
+        with program.wide_types():
             jaxpr = jax.make_jaxpr(program.fn)(*arguments)
             found = _calling(jaxpr, program)
         named = {culprit.name for culprit in found}

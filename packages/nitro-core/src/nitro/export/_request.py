@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from nitro.errors import ConfigError, ExportError, did_you_mean
 
-from ._dims import constraint_symbols
+from ._dims import constraint_symbols, is_kept
 from ._spec import canonical_dtype, numpy_dtype
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -52,7 +52,7 @@ def checked_batch_sizes(batch_sizes: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ConfigError: No size, or one below 1.
     """
-    sizes = (batch_sizes,) if isinstance(batch_sizes, int) else tuple(batch_sizes)
+    sizes = tuple(batch_sizes) if isinstance(batch_sizes, Iterable) else (batch_sizes,)
     bad = [s for s in sizes if isinstance(s, bool) or not hasattr(s, "__index__") or s < 1]
     if bad or not sizes:
         raise ConfigError(
@@ -117,7 +117,8 @@ def checked_constraints(constraints: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: One that does not.
     """
-    texts = (constraints,) if isinstance(constraints, str) else tuple(constraints)
+    is_list = isinstance(constraints, Iterable) and not isinstance(constraints, str)
+    texts = tuple(constraints) if is_list else (constraints,)
     for text in texts:
         try:
             constraint_symbols(text)
@@ -130,13 +131,32 @@ def checked_constraints(constraints: Sequence[str]) -> tuple[str, ...]:
     return texts
 
 
+def check_kept(batch_sizes: Sequence[int], symbol: str, constraints: Sequence[str]) -> None:
+    """Refuses a batch size that no request could have.
+
+    Raises:
+        ConfigError: It breaks a constraint on the batch alone.
+    """
+    on_batch = [c for c in constraints if constraint_symbols(c) == {symbol}]
+    for size in batch_sizes:
+        broken = [c for c in on_batch if not is_kept(c, {symbol: size})]
+        if broken:
+            usable = (n for n in range(1, 1025) if all(is_kept(c, {symbol: n}) for c in on_batch))
+            first = next(usable, None)
+            raise ConfigError(
+                f"`batch_sizes` has {size}, which breaks the constraint `{broken[0]}`.",
+                expected="sizes that the constraints let callers send",
+                fix="" if first is None else f"pass `batch_sizes=({first},)`",
+            )
+
+
 def checked_vjp_order(order: int) -> int:
     """How often to differentiate.
 
     Raises:
         ConfigError: Not a small whole number.
     """
-    if isinstance(order, bool) or order not in range(4):
+    if type(order) is not int or order not in range(4):
         raise ConfigError(
             f"`vjp_order` is {order!r}.",
             expected="0 for an artifact that only predicts, 1 for one that can be trained, at most 3",

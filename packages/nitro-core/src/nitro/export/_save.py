@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from ._request import (
 )
 from ._staging import staged, swap_in
 from ._verify import verify_here, verify_isolated
+
+_MAX_NAME_BYTES = 200
 
 
 def export_model(
@@ -87,6 +90,7 @@ def export_model(
         ProgramError: The hooks capture large arrays.
         ConfigError: An option that cannot be used.
     """
+    _check_kinds(run, backend, golden, provenance, dynamic_batch)
     target = _checked_target(dir, name, overwrite=overwrite)
     writer = get_backend(backend) if isinstance(backend, str) else backend
     request = ExportRequest(
@@ -106,6 +110,7 @@ def export_model(
     if verify:
         _require_local_platform(request.platforms)
     session = session_of(run)
+    session.refuse_other_thread()
     session.report_drift()
     with session.in_phase(Phase.EXPORTING):
         program = build_program(session, request)
@@ -146,12 +151,56 @@ def _verify(
         writer.record_verification(path, found.to_json())
 
 
-def _checked_target(folder: str | Path, name: str, *, overwrite: bool) -> Path:
-    if not name or name != Path(name).name or name.startswith("."):
+def _check_kinds(
+    run: object, backend: object, golden: object, provenance: object, dynamic_batch: object
+) -> None:
+    for name, value, fits, expected in (
+        ("run", run, isinstance(run, Nitro), "a handle, such as `nitro.Nitro(experiment)`"),
+        (
+            "backend",
+            backend,
+            isinstance(backend, str) or hasattr(backend, "write"),
+            'the name of a backend, such as "stablehlo", or a backend',
+        ),
+        (
+            "golden",
+            golden,
+            golden is None or isinstance(golden, Mapping),
+            "a mapping from wire names to arrays",
+        ),
+        (
+            "provenance",
+            provenance,
+            provenance is None or isinstance(provenance, Mapping),
+            "a mapping from names to JSON values",
+        ),
+        (
+            "dynamic_batch",
+            dynamic_batch,
+            dynamic_batch is None or isinstance(dynamic_batch, bool),
+            "True, False, or None for what the backend does by itself",
+        ),
+    ):
+        if not fits:
+            raise ConfigError(f"`{name}` is {value!r}.", expected=expected)
+
+
+def _checked_target(folder: str | Path, name: object, *, overwrite: bool) -> Path:
+    is_name = isinstance(name, str) and name == Path(name).name and "\0" not in name
+    # The staging folder's name is some 20 bytes longer than this one.
+    if not is_name or not name or name.startswith(".") or len(os.fsencode(name)) > _MAX_NAME_BYTES:
         raise ConfigError(
-            f"`name` is {name!r}.", expected="one plain folder name, such as `digits_v1`"
+            f"`name` is {name!r}.",
+            expected="one plain folder name, such as `digits_v1`, of at most "
+            f"{_MAX_NAME_BYTES} bytes",
         )
     target = Path(folder).absolute() / name
+    for parent in target.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(
+                f"`dir` is `{folder}`, and `{parent}` is a file.",
+                expected="a folder, which is made where it is not there",
+            )
     if target.exists() and not overwrite:
         raise ExportError(
             f"`{target}` exists.", fix="choose another `name`, or pass `overwrite=True`"

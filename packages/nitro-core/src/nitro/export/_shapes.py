@@ -238,6 +238,12 @@ def _resolved(
             expected=f"{spec.sizes(batch)}, as its ExportSpec says",
         )
     dtype = got.dtype.name
+    if jax.numpy.issubdtype(got.dtype, jax.numpy.complexfloating):
+        raise ExportError(
+            f"The output `{spec.name}` has dtype {dtype}.",
+            expected="bool, an integer or a float dtype",
+            fix="return its real and imaginary parts, or its absolute value and angle",
+        )
     if spec.dtype is not None and spec.dtype != dtype:
         floats = all(
             jax.numpy.issubdtype(d, jax.numpy.floating) for d in (spec.numpy_dtype, got.dtype)

@@ -70,7 +70,9 @@ class ExportSpec:
             raise ExportError(
                 f"ExportSpec `{self.name}` has batch_axis={axis}, but its shape "
                 f"{self.shape} has {len(self.shape)} axes.",
-                expected=f"a batch axis from 1 to {len(self.shape)}",
+                expected=f"a batch axis from 1 to {len(self.shape)}"
+                if self.shape
+                else "at least the batch axis",
                 fix="include the batch axis in the shape, e.g. (1, 64) for 64 features",
             )
 

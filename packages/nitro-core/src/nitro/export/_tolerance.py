@@ -36,7 +36,9 @@ def tolerance_for(specs: Iterable[ExportSpec], weights: Mapping[str, Any]) -> fl
     dtypes = {spec.numpy_dtype for spec in specs}
     dtypes |= {np.dtype(weight.dtype) for weight in weights.values()}
     epsilons = [float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)]
-    return max(RTOL, _EPSILONS * max(epsilons, default=0.0))
+    # What is stored in 8 bits is computed with in more.
+    coarsest = min(max(epsilons, default=0.0), float(jnp.finfo(jnp.bfloat16).eps))
+    return max(RTOL, _EPSILONS * coarsest)
 
 
 def measure(got: np.ndarray, wanted: np.ndarray) -> Difference:
@@ -63,7 +65,7 @@ def describe_difference(got: np.ndarray | None, wanted: np.ndarray, rtol: float)
         return f"differs in {changed} of {wanted.size} values" if changed else ""
     a, b = got.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(b)
-    if not np.array_equal(np.isfinite(a), finite):
+    if not np.array_equal(np.where(np.isfinite(a), 0, a), np.where(finite, 0, b), equal_nan=True):
         return "has infinities or NaNs in other places"
     allowed = rtol * (1.0 + float(np.abs(b[finite]).max(initial=0.0)))
     furthest = measure(got, wanted).max_abs

@@ -20,7 +20,6 @@ from nitro.hooks import LoadedArtifact
 from ._arrays import read_arrays, write_arrays
 from ._assignments import Assignments
 from ._golden import make_inputs
-from ._lowering import wide_types_for
 from ._program import ExportProgram
 from ._spec import ExportSpec
 from ._tolerance import Difference, describe_difference, measure
@@ -153,7 +152,7 @@ def _cases(program: ExportProgram) -> Iterator[_Case]:
 def _outputs(program: ExportProgram, wire: Arrays) -> Arrays:
     """What the program's own function gives, traced at these sizes."""
     weights = [program.weights[name] for name in program.weight_names]
-    with wide_types_for(spec.numpy_dtype for spec in program.inputs):
+    with program.wide_types():
         arguments = [jnp.asarray(wire[spec.name]) for spec in program.inputs]
         results = jax.jit(program.fn)(*arguments, *weights)
         return {

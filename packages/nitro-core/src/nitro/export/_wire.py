@@ -46,6 +46,8 @@ class WireForward:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._dtype = dtype
+        # Before any wire widens them: what the run was trained with.
+        self._is_wide = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
 
     def promising(self, inputs: Sequence[ExportSpec]) -> WireForward:
         """The same function with other input specs."""
@@ -113,8 +115,10 @@ class WireForward:
             for name, value in self.session.state.model_state.items()
         }
         with own_traces(self._code):
-            batch = jax.tree.map(self._cast, self._batch(view, wire))
-            outputs = self.hooks.eval_outputs(view, params, model_state, batch)
+            batch = self._batch(view, wire)
+            with self._types_of_training():
+                batch = jax.tree.map(self._cast, batch)
+                outputs = self.hooks.eval_outputs(view, params, model_state, batch)
         return tuple(
             self._cast_back(spec, array)
             for spec, array in zip(self.outputs, self._select(outputs, wire, jnp), strict=True)
@@ -138,9 +142,16 @@ class WireForward:
         dtypes = [spec.numpy_dtype for spec in self.inputs]
         return wide_types_for([*dtypes, *([] if self._dtype is None else [self._dtype])])
 
+    def _types_of_training(self) -> AbstractContextManager[Any]:
+        """A context in which `forward` sees the types that `Nitro.predict` gives it."""
+        return jax.enable_x64(self._is_wide or self._dtype == np.float64)
+
     def _cast(self, array: Any) -> Any:
         is_float = self._dtype is not None and jnp.issubdtype(array.dtype, jnp.floating)
-        return jnp.asarray(array, self._dtype) if is_float else array
+        if is_float:
+            return jnp.asarray(array, self._dtype)
+        kept = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
+        return array if array.dtype == kept else array.astype(kept)
 
     def _cast_back(self, spec: ExportSpec, array: Any) -> Any:
         return array if self._dtype is None else array.astype(spec.numpy_dtype)
@@ -200,7 +211,8 @@ class WireForward:
             raise ExportError(
                 f"The output `{spec.name}` has batch_axis={spec.batch_axis}, and `{source}` of "
                 f"`{self.owner}.forward` has {array.ndim} axes.",
-                expected=f"a batch axis from 1 to {array.ndim}",
+                expected=f"a batch axis from 1 to {array.ndim}" if array.ndim else "a batch axis",
+                fix="" if array.ndim else "return a value for each row",
             )
         return xp.moveaxis(array, 0, spec.batch_axis - 1)
 
