@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import nitro
+from nitro._programs._store import store
 from nitro.errors import ConfigError, DataError, DivergenceError
 
 
@@ -183,7 +184,7 @@ def test_a_divergence_inside_a_chunk_names_its_own_step(tmp_path, on_device):
 def test_a_convolution_is_not_looped_on_the_cpu(tmp_path):
     trained(Convolved(), tmp_path)
 
-    program = next(p for p in nitro._programs.store.programs()[::-1] if p.key.role == "train step")
+    program = next(p for p in store.programs()[::-1] if p.key.role == "train step")
     assert program.key.parts["step plan"].display == "1 steps per call, unrolled, accum 1"
     assert "while" not in program.compiled.as_text()
 

@@ -1,7 +1,7 @@
 """Records: what is kept of a run, how it is written, and how it is found again."""
 
 from ._arrays import flat_items
-from ._find import find_record, newest, records_dir
+from ._find import newest
 from ._index import RecordEntry, read_index
 from ._lock import DirectoryLock
 from ._policy import TopK
@@ -13,7 +13,7 @@ from ._records import (
     listed,
     open_record,
 )
-from ._runs import RunSummary, runs
+from ._runs import runs
 from ._writer import RecordWriter
 
 __all__ = [
@@ -21,17 +21,14 @@ __all__ = [
     "Record",
     "RecordEntry",
     "RecordWriter",
-    "RunSummary",
     "TopK",
     "checkpoint_info",
     "checkpoints",
-    "find_record",
     "flat_items",
     "leaf_differences",
     "listed",
     "newest",
     "open_record",
     "read_index",
-    "records_dir",
     "runs",
 ]

@@ -1,7 +1,7 @@
 """Experiments: declaration, markers, what a trace sees, routing and run options."""
 
 from ._declaration import Experiment, default_no_decay
-from ._fields import NO_DEFAULT, Device, FieldInfo, GraphConst, Group, Host, Residency, groups_of
+from ._fields import NO_DEFAULT, Device, GraphConst, Host, Residency
 from ._hooks import has_hook, require_hooks
 from ._options import (
     DRIVER_OPTIONS,
@@ -26,9 +26,7 @@ __all__ = [
     "UNSET",
     "Device",
     "Experiment",
-    "FieldInfo",
     "GraphConst",
-    "Group",
     "Host",
     "Residency",
     "Route",
@@ -40,7 +38,6 @@ __all__ = [
     "field_value",
     "field_values",
     "group_code",
-    "groups_of",
     "has_hook",
     "listed",
     "locate",

@@ -3,11 +3,10 @@
 from ._json_lines import JSONLinesLogger, plain
 from ._mlflow import MLflowLogger
 from ._multi import MultiLogger
-from ._protocol import FinishStatus, Logger, NullLogger, checked_logger, checked_state
+from ._protocol import Logger, NullLogger, checked_logger, checked_state
 from ._tensorboard import TensorBoardLogger
 
 __all__ = [
-    "FinishStatus",
     "JSONLinesLogger",
     "Logger",
     "MLflowLogger",

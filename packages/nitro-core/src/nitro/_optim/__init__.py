@@ -5,14 +5,11 @@ from ._decay import DecayInputs
 from ._manual import ManualOptimizers, make_manual_optimizers
 from ._optimizer import Optimizer
 from ._report import describe_optimizer
-from ._table import RowLayout, StepTable
 
 __all__ = [
     "DecayInputs",
     "ManualOptimizers",
     "Optimizer",
-    "RowLayout",
-    "StepTable",
     "describe_optimizer",
     "make_manual_optimizers",
     "make_optimizer",

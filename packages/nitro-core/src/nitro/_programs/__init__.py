@@ -1,16 +1,15 @@
 """Programs: fingerprints, keys, the store, and the pure functions that it compiles."""
 
 from ._code_record import CodeFingerprint
-from ._explain import CompileExplanation, explain_compiles
+from ._explain import explain_compiles
 from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
-from ._jaxpr import InnerJaxpr, bodies, jaxprs
+from ._jaxpr import bodies, jaxprs
 from ._memory import (
     CONVOLUTION_SCRATCH,
     Held,
     MemoryPart,
     MemoryPlan,
-    ProgramMemory,
     has_convolutions,
     program_memory,
 )
@@ -21,19 +20,16 @@ from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
 from ._source_lines import raised_at, user_lines
 from ._step import Chunk, StepInputs, StepPlan
-from ._store import Program, cache_clear, cache_stats, store
+from ._store import Program, cache_clear, cache_stats
 
 __all__ = [
     "CONVOLUTION_SCRATCH",
     "Chunk",
     "CodeFingerprint",
-    "CompileExplanation",
     "Held",
-    "InnerJaxpr",
     "MemoryPart",
     "MemoryPlan",
     "Program",
-    "ProgramMemory",
     "RunPrograms",
     "StepInputs",
     "StepPlan",
@@ -50,7 +46,6 @@ __all__ = [
     "program_memory",
     "raised_at",
     "run_pure",
-    "store",
     "trace_closure",
     "tree_bytes",
     "user_lines",
