@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -380,7 +381,10 @@ def test_record_tells_of_itself_without_its_arrays(trained_plane: nitro.Nitro) -
 
 
 def test_names_say_what_a_person_looks_for(trained_plane: nitro.Nitro) -> None:
-    for entry in nitro.checkpoints(trained_plane.run_dir):
+    entries = nitro.checkpoints(trained_plane.run_dir)
+
+    assert entries
+    for entry in entries:
         start = f"epoch{entry.epoch:04d}-step{entry.step:08d}-val_loss="
         assert entry.name.startswith(start)
         assert float(entry.name.removeprefix(start)) == pytest.approx(entry.score, rel=1e-5)
@@ -404,3 +408,16 @@ def test_record_on_request_replaces_the_one_of_the_same_step(plane: Any, make_ru
         "index.json",
         *(e.name for e in after),
     }
+
+
+def test_handles_in_threads_write_their_records_side_by_side(plane: Any, tmp_path: Path) -> None:
+    runs = [
+        _make(plane(), seed=seed, run_dir=tmp_path / str(seed), max_epochs=15, progress=False)
+        for seed in range(3)
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda run: run.train(), runs))
+
+    for run in runs:
+        kernel = _make(plane(), checkpoint=f"{run.run_dir}@latest", data={}).model.kernel
+        np.testing.assert_array_equal(kernel[...], run.model.kernel[...])

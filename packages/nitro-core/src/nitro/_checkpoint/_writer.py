@@ -6,6 +6,7 @@ import dataclasses
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -20,6 +21,10 @@ from nitro.errors import CheckpointError
 from ._arrays import described, host_copy, savable, without_empty
 from ._index import FORMAT_VERSION, TRASH, UNFINISHED, RecordEntry, read_index, write_index
 from ._policy import TopK
+
+_saving = threading.Lock()
+"""Held for each save: Orbax numbers its operations for the whole process, and two that run at
+once take each other's signals."""
 
 
 class RecordWriter:
@@ -164,7 +169,7 @@ class RecordWriter:
             meta=ocp.args.JsonSave(values),
             arrays=ocp.args.PyTreeSave(without_empty(arrays)),
         )
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with _saving, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(self.directory / entry.name, args=arguments)
 
     def _list(self, entries: list[RecordEntry], *, dropped: list[RecordEntry]) -> None:
