@@ -52,6 +52,26 @@ def test_value_without_a_count_is_summed(run_with: Any) -> None:
     assert run.validate() == {"n": 13.0, "batches": 3.0}
 
 
+def test_buffer_that_the_hooks_fill_again_is_folded_as_it_was(run_with: Any) -> None:
+    total, last = np.zeros(2), np.zeros(1)
+
+    def metrics(self: Any, height: Any, *, y: Any) -> Any:
+        total[:] = y.sum(), y.size
+        return {"both": (total, None), "share": (total[0], total[1:])}
+
+    def finalize_metrics(self: Any, reduced: Any, split: str) -> Any:
+        last[:] += 1
+        return {**reduced, "count": last}
+
+    run = run_with(metrics=metrics, finalize_metrics=finalize_metrics)
+
+    y = run.experiment.build_data()["val"].arrays["y"].astype(np.float64)
+    result = run.train().validate()
+    np.testing.assert_allclose(result["both"], [y.sum(), 13], rtol=1e-6)
+    np.testing.assert_allclose(result["share"], [y.mean()], rtol=1e-6)
+    np.testing.assert_array_equal(run.history["count"], [[1]])
+
+
 def test_arrays_are_reduced_entry_by_entry(run_with: Any) -> None:
     run = run_with(
         metrics=lambda self, height, *, y: {

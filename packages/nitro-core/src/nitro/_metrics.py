@@ -80,7 +80,8 @@ def host_number(value: Any) -> np.ndarray | None:
     if value is None or isinstance(value, str | Mapping):
         return None
     try:
-        array = np.asarray(value)
+        # A copy: it is folded a batch later, and the hook may fill its buffer again.
+        array = np.array(value)
     except (TypeError, ValueError):
         return None
     is_number = array.dtype.kind in "biuf" or jnp.issubdtype(array.dtype, np.floating)
@@ -264,8 +265,7 @@ class _Fold:
 
     def add(self, value: np.ndarray, count: Any) -> None:
         if self.mode == "concat":
-            # A copy, because the hook may hand out a view of a buffer that it fills again.
-            self.parts.append(np.array(value))
+            self.parts.append(value)
             return
         # In float64 whatever the hook computed in, so that the order of batches hardly counts.
         value = value.astype(np.float64)
