@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -112,6 +113,27 @@ def test_module_that_the_user_keeps_is_not_touched(plane: Any, make_run: Any) ->
 
     np.testing.assert_array_equal(shared.kernel[...], kernel)
     np.testing.assert_array_equal(first.model.kernel[...], second.model.kernel[...])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (jax.ShapeDtypeStruct((1,), jnp.float32), r"`bias` with ShapeDtypeStruct[\s\S]*eval_shape"),
+        ("text", r"`bias` with str, not a value[\s\S]*plain attribute"),
+        (np.ones(1, np.int32), r"made the parameter `bias` int32\(1,\)[\s\S]*`nnx\.Variable"),
+    ],
+)
+def test_parameter_that_cannot_be_trained_is_refused_at_setup(
+    plane: Any, make_run: Any, value: Any, words: str
+) -> None:
+    class Odd(plane):
+        def build_model(self, rngs: Any) -> Any:
+            model = super().build_model(rngs)
+            model.bias = nnx.Param(value)
+            return model
+
+    with pytest.raises(HookError, match=words):
+        make_run(Odd())
 
 
 def test_variable_made_by_forward_is_refused(plane: Any, make_run: Any) -> None:

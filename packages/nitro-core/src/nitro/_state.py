@@ -154,6 +154,20 @@ def _named(state: Any, hook: str) -> tuple[_Structure, Flat]:
             expected="distinct names: they are the names of the exported weights",
             fix="rename the attribute or key that contains a dot",
         )
-    # Copies: the step program overwrites its state, and the module stays the user's.
-    arrays = (jax.numpy.array(leaf, copy=True) for _, leaf in leaves)
-    return _Structure(names, treedef), dict(zip(names, arrays, strict=True))
+    values = (leaf for _, leaf in leaves)
+    arrays = {n: _copied(n, leaf, hook) for n, leaf in zip(names, values, strict=True)}
+    return _Structure(names, treedef), arrays
+
+
+def _copied(name: str, leaf: Any, hook: str) -> jax.Array:
+    """A copy: the step program overwrites its state, and the module stays the user's."""
+    try:
+        return jax.numpy.array(leaf, copy=True)
+    except TypeError as error:
+        raise HookError(
+            f"`{hook}` made the variable `{name}` with {type(leaf).__name__}, not a value.",
+            expected="an array or a number in each variable",
+            fix="call the module itself: `nnx.eval_shape` and the like make shapes without values"
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else "keep what is no array in a plain attribute of the module",
+        ) from error

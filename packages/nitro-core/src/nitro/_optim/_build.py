@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from nitro._experiment import Experiment, compile_view
-from nitro._trees import Flat
+from nitro._trees import Flat, describe_array
+from nitro.errors import HookError
 
 from ._curves import Evaluate
 from ._groups import read_groups
@@ -51,6 +52,7 @@ def make_optimizer(
         HookError: A hook returned something else than it should.
         ExperimentError: A hook does not take the arguments that it gets.
     """
+    _refuse_integers(experiment, params)
     base_rate(experiment)
     groups, decay_inputs = read_groups(experiment, params=params, initial=initial)
     bound = read_schedules(experiment, schedules, groups)
@@ -77,6 +79,17 @@ def make_optimizer(
     state = optimizer.init(params, compile_view(experiment, device))
     _check_update(optimizer, experiment, params, state, device)
     return optimizer, state
+
+
+def _refuse_integers(experiment: Experiment, params: Flat) -> None:
+    for name, value in params.items():
+        if not jax.numpy.issubdtype(value.dtype, jax.numpy.inexact):
+            raise HookError(
+                f"`{type(experiment).__name__}.build_model` made the parameter `{name}` "
+                f"{describe_array(value)}.",
+                expected="a float or complex dtype: training takes the gradient of each `nnx.Param`",
+                fix="make it a float, or a variable of another kind: `nnx.Variable(...)`",
+            )
 
 
 def _check_update(
