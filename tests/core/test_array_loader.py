@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -88,6 +88,62 @@ def test_position_after_an_epoch_is_the_next_epoch() -> None:
 def test_loader_that_cannot_work_says_why(arrays: Any, options: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
         ArrayLoader(arrays, **{"batch_size": 2, **options})
+
+
+class Picked(ArrayLoader):
+    """Picks the samples that it is told to."""
+
+    picks: Any = ()
+
+    def order(self, epoch: int) -> Any:
+        del epoch
+        return self.picks
+
+
+@pytest.mark.parametrize("device", [True, False])
+@pytest.mark.parametrize(
+    ("picks", "words"),
+    [
+        (np.arange(8) + 1, r"`Picked\.order\(0\)` returned the index 8[\s\S]*0 to 7"),
+        (np.arange(8) - 9, r"returned the index -9[\s\S]*-8 to -1"),
+        (np.arange(4), r"returned 4 indices for 2 batches of 4[\s\S]*`__len__`"),
+        (np.arange(16) % 8, "returned 16 indices for 2 batches of 4"),
+        (np.arange(8.0), r"returned float64\(8,\)[\s\S]*integers"),
+        (np.ones(8, bool), r"returned bool\(8,\)"),
+    ],
+)
+def test_order_that_no_batch_can_be_cut_from_is_refused(
+    plane: Any, make_run: Any, points: Any, device: bool, picks: Any, words: str
+) -> None:
+    loader = Picked(points(8, seed=0), 4, device=device)
+    loader.picks = picks
+
+    with pytest.raises(DataError, match=words):
+        make_run(plane(), data={"train": loader}, logger=None, checkpointer=None).train()
+
+
+def test_order_may_draw_samples_again(plane: Any, make_run: Any, points: Any) -> None:
+    class Oversampled(Picked):
+        picks: ClassVar = [0, 0, 1, -1, 2, 2, 2, 3, 7, 6, 5, 4]
+
+        def __len__(self) -> int:
+            return 3
+
+    arrays = points(8, seed=0)
+    on_device, on_host = (
+        make_run(plane(), data={"train": Oversampled(arrays, 4, device=device)}, checkpointer=None)
+        for device in (True, False)
+    )
+    rows = np.array(Oversampled.picks).reshape(3, 4)
+    by_hand = make_run(
+        plane(),
+        data={"train": [{k: v[r] for k, v in arrays.items()} for r in rows]},
+        checkpointer=None,
+    )
+
+    losses = [run.train().history["loss"] for run in (on_device, on_host, by_hand)]
+
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_run_lends_its_seed_to_a_loader_without_one(plane: Any, make_run: Any) -> None:

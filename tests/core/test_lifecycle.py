@@ -170,6 +170,50 @@ def test_a_stop_may_come_from_another_thread(handle):
     assert run.stop_reason == "requested"
 
 
+def test_device_integer_that_would_wrap_around_is_refused(handle):
+    class Counted(Line):
+        steps: nitro.Device[int] = -(2**31) - 1
+
+    with pytest.raises(ConfigError, match=r"`Counted\.steps` holds -2147483649[\s\S]*fit int32"):
+        handle(Counted())
+
+
+def test_training_within_training_is_refused(handle):
+    run = handle(Line(max_epochs=2))
+    run.on_phase(lambda event: run.train() if event.phase is nitro.Phase.EVALUATING else None)
+
+    with pytest.warns(NitroWarning, match=r"Line is training already, at step 10\."):
+        run.train()
+
+    assert (run.epoch, run.step, len(run.history)) == (2, 20, 2)
+
+
+def test_other_threads_neither_train_nor_read_what_is_being_trained(handle):
+    run = handle(Line(max_epochs=100_000, device_data=False))
+    x = np.zeros((3, 1), np.float32)
+    calls = [run.train, run.validate, lambda: run.predict({"x": x}), lambda: run.model]
+    started, refused = threading.Event(), []
+    run.on_phase(lambda event: event.epoch >= 1 and started.set())
+
+    def call():
+        started.wait()
+        try:
+            for forbidden in calls:
+                with pytest.raises(ConfigError, match="training in another thread"):
+                    forbidden()
+                refused.append(forbidden)
+        finally:
+            run.request_stop()
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    run.train()
+    thread.join()
+
+    assert refused == calls
+    assert run.predict({"x": x}).shape == (3,)
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -338,12 +382,14 @@ def test_set_device_takes_effect_at_once_and_reads_back(handle):
         ({"scale": [1.0, 2.0]}, r"got a list of 2 leaves: 0, 1\.[\s\S]*np\.asarray"),
         ({"scale": np.ones(2, np.float32)}, r"got float32\(2,\).*\n.*float32\(\)"),
         ({"scale": "high"}, "set_device"),
+        ({"steps": 2**31}, r"set_device\(steps=\.\.\.\)` got 2147483648\.[\s\S]*fit int32"),
     ],
 )
 def test_set_device_refuses_what_does_not_fit(handle, values, match):
     class Scaled(Line):
         scale: nitro.Device[float] = 1.0
         size: nitro.GraphConst[int] = 1
+        steps: nitro.Device[int] = 1
 
     run = handle(Scaled())
 

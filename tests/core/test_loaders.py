@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import traceback
@@ -327,6 +328,63 @@ def test_source_that_goes_on_where_it_was_is_refused_in_its_first_epoch(
     with pytest.raises(DataError, match=r"`val` ended after 3 batches; its length promised 4"):
         make_run(plane(), data={"val": GoesOn(4, draw)}).validate()
     assert _threads() == []
+
+
+def test_source_without_an_end_is_refused_in_evaluation(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    class Endless(Loader):
+        def __iter__(self) -> Iterator[Any]:
+            return (self.draw(index) for index in itertools.count())
+
+    run = make_run(plane(), data={"val": Endless(3, lambda index: points(5, seed=index))})
+
+    with pytest.raises(DataError, match=r"`val` goes on after the 3 batches[\s\S]*`__len__`"):
+        run.validate()
+    assert _threads() == []
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda x: x.astype(np.int32),
+            r"`x` of batch 2 of .* is int32\(5, 4\)[\s\S]*float32\(5, 4\)",
+        ),
+        (lambda x: x[:, None], r"is float32\(5, 1, 4\)[\s\S]*pad what is shorter"),
+    ],
+)
+def test_batch_that_would_need_a_program_of_its_own_is_refused(
+    plane: Any, make_run: Any, points: Any, split: str, change: Any, words: str
+) -> None:
+    class Flat(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return model(x.reshape(-1, 4).astype("float32"))[:, 0]
+
+    first = points(5, seed=0)
+    data = {split: [first, {**first, "x": change(first["x"])}]}
+    run = make_run(Flat(), data=data, logger=None)
+
+    with pytest.raises(DataError, match=words):
+        run.train() if split == "train" else run.validate()
+
+
+@pytest.mark.parametrize("kind", ["list", "resident"])
+def test_integers_that_would_wrap_around_are_refused(
+    plane: Any, make_run: Any, points: Any, kind: str
+) -> None:
+    class Marked(plane):
+        def loss(self, height: Any, *, y: Any, id: Any) -> Any:  # noqa: A002 - a batch field
+            return super().loss(height, y=y) + 0 * id.sum()
+
+    arrays = {**points(10, seed=0), "id": np.arange(10) + 2**31 - 9}
+    train: Any = nitro.ArrayLoader(arrays, 5, device=True) if kind == "resident" else [arrays]
+
+    with pytest.raises(DataError, match=r"`id` in .* is int64 and holds 2147483648[\s\S]*int32"):
+        make_run(Marked(), data={"train": train}).train()
+    arrays["id"] -= 1
+    make_run(Marked(), data={"train": train}, logger=None).train()
 
 
 def test_source_whose_length_changes_is_refused(losses_on: Any, points: Any) -> None:

@@ -28,6 +28,15 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {dotted(path): leaf for path, leaf in leaves}
 
 
+def too_wide(array: np.ndarray) -> int | None:
+    """An integer of the array that the dtype which JAX computes in cannot hold; None if it can."""
+    narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind not in "iu" or narrow == array.dtype:
+        return None
+    lost = array[array != array.astype(narrow)]
+    return int(lost[0]) if lost.size else None
+
+
 def is_rng_key(array: Any) -> bool:
     """Whether an array holds typed random keys, which have no NumPy dtype."""
     return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)

@@ -1,9 +1,10 @@
 """Data sources: what a split may be, and the loader for arrays in memory."""
 
-from ._array_loader import ArrayLoader
+from ._array_loader import ArrayLoader, checked_order
 from ._batches import (
     Batch,
     check_same_fields,
+    check_same_shapes,
     checked_batch,
     checked_splits,
     cut_to_width,
@@ -18,7 +19,9 @@ __all__ = [
     "ArrayLoader",
     "Batch",
     "check_same_fields",
+    "check_same_shapes",
     "checked_batch",
+    "checked_order",
     "checked_splits",
     "cut_to_width",
     "first_batch",

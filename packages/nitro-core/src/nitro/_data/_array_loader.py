@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nitro._trees import describe_array
 from nitro.errors import DataError
 
 
@@ -18,7 +19,8 @@ class ArrayLoader:
     can be replayed from any batch.
 
     Args:
-        arrays: One array per batch field, all with as many samples along axis 1.
+        arrays: One array per batch field, all with as many samples along axis 1. They must
+            not change while a run uses them, which may have copied them to the device.
         batch_size: Samples in a batch.
         shuffle: Whether each epoch has an order of its own.
         seed: Seeds the order; None takes the run's seed (0 outside a run).
@@ -91,14 +93,18 @@ class ArrayLoader:
             )
 
     def order(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch (counted from 0) in order, as int64 indices."""
+        """The samples of an epoch (counted from 0) in order, as int64 indices.
+
+        A subclass may pick other ones; it overrides `__len__`, too, where that makes another
+        number of batches.
+        """
         if not self.shuffle:
             return np.arange(self.num_samples)
         return np.random.default_rng([self.seed or 0, epoch]).permutation(self.num_samples)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """The batches of an epoch (counted from 0), from batch `start` on."""
-        order = self.order(epoch)
+        order = checked_order(self, epoch)
         for index in range(start, len(self)):
             rows = order[index * self.batch_size : (index + 1) * self.batch_size]
             yield {name: array[rows] for name, array in self.arrays.items()}
@@ -124,6 +130,37 @@ class ArrayLoader:
     def set_state(self, state: Mapping[str, int]) -> None:
         """Moves to a position that `get_state` returned."""
         self._position = self._next = (state["epoch"], state["batch"])
+
+
+def checked_order(loader: ArrayLoader, epoch: int) -> np.ndarray:
+    """The order of an epoch, which a subclass may give, as it can be picked from.
+
+    Raises:
+        DataError: No indices of samples, or not as many as the batches of an epoch take.
+    """
+    order = np.asarray(loader.order(epoch))
+    called = f"`{type(loader).__name__}.order({epoch})`"
+    count = loader.num_samples
+    if order.ndim != 1 or order.dtype.kind not in "iu":
+        raise DataError(
+            f"{called} returned {describe_array(order)}.",
+            expected="indices of samples: one axis of integers",
+        )
+    least, most = (len(loader) - 1) * loader.batch_size + 1, (len(loader) + 1) * loader.batch_size
+    if not least <= len(order) < most:
+        raise DataError(
+            f"{called} returned {len(order)} indices for {len(loader)} batches of "
+            f"{loader.batch_size}.",
+            expected=f"{least} to {most - 1} of them",
+            fix="override `__len__` too, where an epoch has more or fewer batches",
+        )
+    out = order[(order < -count) | (order >= count)]
+    if out.size:
+        raise DataError(
+            f"{called} returned the index {out[0]}.",
+            expected=f"one of the {count} samples: 0 to {count - 1}, or -{count} to -1 from the end",
+        )
+    return order
 
 
 def _checked_arrays(arrays: Any) -> dict[str, np.ndarray]:

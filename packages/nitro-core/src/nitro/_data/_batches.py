@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from nitro._trees import describe_array, named_leaves, too_wide
 from nitro.errors import DataError, warn
 
 Batch = Mapping[str, Any]
@@ -15,11 +16,12 @@ Batch = Mapping[str, Any]
 
 
 _LONGEST = 2**40
+"""More batches than any epoch has; sources without an end claim such a length."""
+
 _NAMES_FOR_VAL = ("valid", "validation", "dev", "eval")
 _NAME_THE_PARTS = (
     'name its parts, for example in the dataset that a DataLoader reads: `return {"x": x, "y": y}`'
 )
-"""More batches than any epoch has; sources without an end claim such a length."""
 
 
 def checked_splits(data: Any, *, hook: str) -> dict[str, Any]:
@@ -144,6 +146,34 @@ def check_same_fields(batch: Batch, first: Collection[str], *, where: str) -> No
         )
 
 
+def check_same_shapes(fields: Batch, first: Batch, *, where: str) -> None:
+    """Refuses fields of another dtype or shape than in the first batch of their split.
+
+    The number of samples may differ.
+
+    Raises:
+        DataError: Names the field, and what it is and was.
+    """
+    for name, value in fields.items():
+        got, expected = _by_sample(value), _by_sample(first[name])
+        if got != expected:
+            raise DataError(
+                f"The field `{name}` of {where} is {_described(value)}.",
+                expected=f"{_described(first[name])}, as in the first batch",
+                fix="let the loader give all batches one dtype and one shape but for the number "
+                "of samples: pad what is shorter",
+            )
+
+
+def _by_sample(value: Any) -> dict[str, Any]:
+    return {name: (leaf.dtype, leaf.shape[1:]) for name, leaf in named_leaves(value).items()}
+
+
+def _described(value: Any) -> str:
+    named = ((f"{name} " if name else "", leaf) for name, leaf in named_leaves(value).items())
+    return ", ".join(f"{name}{describe_array(leaf)}" for name, leaf in named)
+
+
 def host_fields(fields: Batch, *, where: str) -> dict[str, Any]:
     """The fields of a batch as a hook on the host gets them: arrays as NumPy's.
 
@@ -189,7 +219,15 @@ def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
             fix="leave it undeclared: fields that no traced hook names stay on the host",
         )
     # As JAX would: float64 becomes float32 unless x64 is on, so that one program serves both.
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    lost = too_wide(array)
+    if lost is not None:
+        raise DataError(
+            f"The batch field `{name}` in {where} is {array.dtype} and holds {lost}.",
+            expected=f"integers that fit {dtype}, which JAX makes of it: they would wrap around",
+            fix="map them to a smaller range in the loader, or set `JAX_ENABLE_X64=1`",
+        )
+    return array.astype(dtype, copy=False)
 
 
 def _is_array(leaf: Any) -> bool:

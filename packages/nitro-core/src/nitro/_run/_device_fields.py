@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import Residency, field_names
-from nitro._trees import describe_array, describe_tree
+from nitro._trees import describe_array, describe_tree, too_wide
 from nitro.errors import ConfigError, did_you_mean
 
 from ._session import Session
@@ -64,6 +64,12 @@ def _converted(name: str, old: jax.Array, value: Any) -> jax.Array:
             f"`set_device({name}=...)` got {describe_array(array)}.",
             expected=f"{describe_array(old)}: another shape or kind would be another program",
             fix="build a new handle for it; programs that still fit are shared",
+        )
+    lost = too_wide(array)
+    if lost is not None:
+        raise ConfigError(
+            f"`set_device({name}=...)` got {lost}.",
+            expected=f"integers that fit {old.dtype}: it would wrap around",
         )
     return jnp.asarray(array, dtype=old.dtype)
 

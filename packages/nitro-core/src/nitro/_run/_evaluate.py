@@ -13,6 +13,7 @@ from nitro._data import (
     ArrayLoader,
     Batch,
     check_same_fields,
+    check_same_shapes,
     checked_batch,
     cut_to_width,
     host_fields,
@@ -28,7 +29,7 @@ from nitro.errors import DataError, HookError
 
 from ._prefetch import prefetched
 from ._setup import Setup
-from ._splits import falls_back_to_loss
+from ._splits import eval_names, falls_back_to_loss
 
 
 class Evaluator:
@@ -81,14 +82,24 @@ class Evaluator:
     def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
         """The finalised metrics of a split."""
         fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
-        first, promised = self._setup.first[split].keys(), len(self._setup.splits[split])
+        first, promised = self._setup.first[split], len(self._setup.splits[split])
+        names = eval_names(self._setup.hooks, first)
+        traced = routed_fields(first, names, where=f"the first batch of `{split}`")
         index = 0
         with closing(self._batches(split)) as batches:
             for index, item in enumerate(batches, start=1):
                 where = f"batch {index} of `{split}`"
+                if index > promised:
+                    raise DataError(
+                        f"The split `{split}` goes on after the {promised} batches that its length "
+                        "promised.",
+                        expected="as many batches each time as `len()` says",
+                        fix="let `__len__` count the batches of one evaluation, and `__iter__` end "
+                        "after them",
+                    )
                 batch = checked_batch(item, where=where)
                 check_same_fields(batch, first, where=where)
-                fold.add(self._metrics(state, device, batch, split, where=where))
+                fold.add(self._metrics(state, device, batch, split, like=traced, where=where))
         if index < promised:
             raise DataError(
                 f"The split `{split}` ended after {index} batches; its length promised {promised}.",
@@ -107,18 +118,21 @@ class Evaluator:
             yield from prefetched(owned_batch(batch) for batch in source)
 
     def _metrics(
-        self, state: TrainState, device: Flat, batch: Batch, split: str, *, where: str
+        self, state: TrainState, device: Flat, batch: Batch, split: str, *, like: Flat, where: str
     ) -> tuple[Metric, ...]:
         """The metrics of one batch, where they are computed; real samples only."""
         setup = self._setup
+        traced = routed_fields(batch, like, where=where)
+        # Other shapes would be other programs, compiled in the middle of the run.
+        check_same_shapes(traced, like, where=where)
         if setup.hooks.has_device_metrics:
-            pieces, rows = self._device_outputs(state, device, batch, where=where)
-            fields = self._metrics_fields(batch, where=where)
+            pieces, rows = self._device_outputs(state, device, traced, where=where)
+            fields = self._metrics_fields(traced, where=where)
             arguments = (device, pieces, fields, np.ones(rows, bool))
             return setup.programs.metrics(*arguments)(*arguments)
-        outputs = self.outputs(state, device, batch, where=where)
+        outputs = self.outputs(state, device, traced, where=where)
         if falls_back_to_loss(self._setup.hooks):
-            loss = self._loss(device, outputs, self._loss_fields(batch))
+            loss = self._loss(device, outputs, self._loss_fields(traced))
             return (Metric(np.asarray(loss), np.asarray(1), ("val_loss",), "mean"),)
         fields = host_fields(setup.hooks.routes["metrics"].pick(batch), where=where)
         return read_metrics(

@@ -14,13 +14,15 @@ from nitro._data import (
     ArrayLoader,
     Batch,
     check_same_fields,
+    check_same_shapes,
     checked_batch,
+    checked_order,
     num_rows,
     routed_fields,
 )
 from nitro._devices import device_memory_bytes
 from nitro._programs import StepPlan
-from nitro._trees import Flat, named_leaves
+from nitro._trees import Flat
 from nitro.errors import DataError
 
 from ._position import open_epoch
@@ -142,8 +144,9 @@ class DeviceFeed:
 
     def __init__(self, source: ArrayLoader, names: tuple[str, ...]) -> None:
         self._source = source
-        ragged = source.num_samples % source.batch_size
-        if len(source) * source.batch_size > source.num_samples:
+        num_drawn = len(checked_order(source, 0))
+        if len(source) * source.batch_size > num_drawn:
+            ragged = num_drawn % source.batch_size
             raise _wrong_width(f"batch {len(source)} of `train`", ragged, source.batch_size)
         self._fields = routed_fields(source.arrays, names, where="the arrays of `train`")
         self._placed: Flat | None = None
@@ -170,7 +173,7 @@ class DeviceFeed:
         """See `Feed.chunks`."""
         size = self._source.batch_size
         num_steps = len(self._source) // plan.accum
-        order = self._source.order(cut.epoch).astype(np.int32)
+        order = checked_order(self._source, cut.epoch).astype(np.int32)
         steps = order[: num_steps * plan.accum * size].reshape(num_steps, plan.accum, size)
         first = cut.first_step
         for count in cut.lengths(plan.steps_per_call, num_steps):
@@ -259,13 +262,7 @@ class HostFeed:
         rows = num_rows(fields, where=where)
         if rows != self._width:
             raise _wrong_width(where, rows, self._width)
-        for name, value in fields.items():
-            got, expected = _shapes(value), _shapes(self._first[name])
-            if got != expected:
-                raise DataError(
-                    f"The field `{name}` of {where} is {got}.",
-                    expected=f"{expected}, as in the first batch",
-                )
+        check_same_shapes(fields, self._first, where=where)
 
 
 def _wrong_width(where: str, rows: int, width: int) -> DataError:
@@ -274,11 +271,6 @@ def _wrong_width(where: str, rows: int, width: int) -> DataError:
         expected=f"{width}, as the first batch: one program, one batch size",
         fix="let the training loader drop its last partial batch (`drop_last=True`)",
     )
-
-
-def _shapes(value: Any) -> str:
-    named = ((f"{name} " if name else "", leaf) for name, leaf in named_leaves(value).items())
-    return ", ".join(f"{name}{leaf.dtype}{leaf.shape}" for name, leaf in named)
 
 
 def _copy_into(chunk: Any, place: tuple[int, int], batch: Flat) -> None:

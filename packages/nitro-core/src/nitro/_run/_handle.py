@@ -206,6 +206,7 @@ class Nitro:
     @property
     def model(self) -> nnx.Module:
         """A module with the current weights, in evaluation mode; a copy."""
+        self._session.refuse_other_thread()
         layout, state = self._session.setup.hooks.layout, self._session.state
         # Copies: the next step overwrites the run's own arrays.
         params, model_state = jax.tree.map(jnp.copy, (state.params, state.model_state))
@@ -220,7 +221,7 @@ class Nitro:
         """Trains to `max_epochs`, then returns the handle; nothing where it is there already.
 
         Raises:
-            ConfigError: There is no training split.
+            ConfigError: There is no training split, or the handle is training already.
             DivergenceError: The loss, or the metric that ranks records, is not finite.
         """
         if "train" not in self._session.setup.splits:
@@ -233,7 +234,8 @@ class Nitro:
         with session.verb():
             refuse_restored_best(session)
             if self.epoch < session.setup.options.max_epochs and not session.has_ended:
-                run_training(session)
+                with session.as_trainer():
+                    run_training(session)
             else:
                 end_resumed(session)
         return self

@@ -128,7 +128,8 @@ def _samples(session: Session, request: RenderRequest, route: Route) -> Iterator
     if request.batch is not None:
         batches: Any = [request.batch]
     else:
-        batches = itertools.islice(session.setup.splits[request.split], request.batches)
+        source = session.setup.splits[request.split]
+        batches = itertools.islice(source, request.batches or len(source))
     start = 0
     for number, item in enumerate(batches, start=1):
         where = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from nitro._programs import MemoryPlan
 from nitro._progress import Reporter, make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat
-from nitro.errors import CheckpointError, DriftWarning, warn
+from nitro.errors import CheckpointError, ConfigError, DriftWarning, warn
 
 from ._evaluate import Evaluator
 from ._journaling import RunJournal, SilentJournal, make_journal
@@ -84,6 +85,8 @@ class Session:
         record_requested: Whether somebody asked for a record.
         last_loss: The loss of the last step that was read.
         is_training: Whether training is under way, whatever the phase.
+        training: Held while a thread trains.
+        trainer: The thread that trains, or None.
         reattach_to: What the logger goes on from once training begins, after a resume.
         cuts_other_run: Whether that cuts off lines that this run did not write.
         told_params: The configuration that the log holds already, after a resume.
@@ -120,6 +123,8 @@ class Session:
     )
     last_loss: float | None = None
     is_training: bool = False
+    training: threading.Lock = field(default_factory=threading.Lock)
+    trainer: int | None = None
     reattach_to: Any = None
     cuts_other_run: bool = False
     told_params: dict[str, Any] | None = None
@@ -157,8 +162,44 @@ class Session:
         self._publish(phase, before, metrics)
 
     @contextmanager
+    def as_trainer(self) -> Generator[None]:
+        """Makes this thread the one that trains.
+
+        Raises:
+            ConfigError: This handle is training already, here or in another thread.
+        """
+        if not self.training.acquire(blocking=False):
+            raise ConfigError(
+                f"{self.setup.owner} is training already, at step {self.step}.",
+                expected="one `train()` of a handle at a time",
+                fix="wait until it returns; `request_stop()` ends it early",
+            )
+        self.trainer = threading.get_ident()
+        try:
+            yield
+        finally:
+            self.trainer = None
+            self.training.release()
+
+    def refuse_other_thread(self) -> None:
+        """Refuses what reads the weights while another thread trains and overwrites them.
+
+        Raises:
+            ConfigError: Another thread trains.
+        """
+        if self.trainer not in (None, threading.get_ident()):
+            raise ConfigError(
+                f"{self.setup.owner} is training in another thread, at step {self.step}, which "
+                "overwrites the weights that this call would read.",
+                expected="calls from a monitor, or while no other thread trains",
+                fix="call it from `run.on_phase(...)`, or give a second handle the weights of a "
+                "record: `Nitro(..., checkpoint=...)`",
+            )
+
+    @contextmanager
     def verb(self) -> Generator[None]:
         """One call of the user's: tells of drift first, and last that control is back."""
+        self.refuse_other_thread()
         if self._in_verb:
             yield
             return

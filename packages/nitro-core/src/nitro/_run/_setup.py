@@ -40,7 +40,7 @@ from nitro._programs import (
 )
 from nitro._progress import make_reporter
 from nitro._state import TrainState
-from nitro._trees import Flat
+from nitro._trees import Flat, too_wide
 from nitro.errors import ConfigError, warn
 
 from ._derive import derive
@@ -259,8 +259,16 @@ def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
             expected="a number, an array, or a tree of them: it becomes a traced input",
             fix=f"mark it GraphConst, or leave `{name}` unmarked to keep it on the host",
         )
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    lost = too_wide(array)
+    if lost is not None:
+        raise ConfigError(
+            f"The Device field `{type(experiment).__name__}.{name}` holds {lost}.",
+            expected=f"integers that fit {dtype}, in which JAX computes: it would wrap around",
+            fix="mark it GraphConst, make it a float, or set `JAX_ENABLE_X64=1`",
+        )
     # Through an explicit dtype, so that a Python number is not weakly typed.
-    return jnp.asarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+    return jnp.asarray(array, dtype=dtype)
 
 
 def _or_infinite(limit: int | None) -> float:

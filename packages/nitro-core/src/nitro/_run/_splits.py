@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nitro._data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
@@ -54,7 +54,7 @@ def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Ba
     for split, source in splits.items():
         batch = first_batch(split, source)
         where = f"the first batch of `{split}`"
-        names = train_names(hooks, batch) if split == "train" else _eval_names(hooks, batch)
+        names = train_names(hooks, batch) if split == "train" else eval_names(hooks, batch)
         if not names:
             raise DataError(
                 f"No hook names a batch field; {where} has {sorted(batch)}.",
@@ -74,12 +74,17 @@ def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
     return _names_of(("forward", "loss", "train_metrics"), hooks, batch)
 
 
-def _eval_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
-    wanted = ("forward", "loss") if falls_back_to_loss(hooks) else ("forward",)
+def eval_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+    """The batch fields that an evaluation takes to the device, sorted."""
+    wanted = ["forward"]
+    if falls_back_to_loss(hooks):
+        wanted.append("loss")
+    elif hooks.has_device_metrics:
+        wanted.append("metrics")
     return _names_of(wanted, hooks, batch)
 
 
-def _names_of(wanted: tuple[str, ...], hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+def _names_of(wanted: Sequence[str], hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
     """The batch fields that these hooks name, sorted."""
     routes = [hooks.routes[hook] for hook in wanted if hook in hooks.routes]
     return tuple(sorted({name for route in routes for name in route.names(batch)}))
