@@ -265,11 +265,12 @@ def test_an_edited_global_warns_and_a_new_handle_picks_it_up(handle, monkeypatch
     before = run.validate()["val_loss"]
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
 
-    with pytest.warns(DriftWarning, match=r"SCALE: 2\.0 → 3\.0.*\n.*new `Nitro"):
+    with pytest.warns(DriftWarning, match=r"SCALE: 2\.0 → 3\.0.*\n.*new `Nitro") as told:
         kept = run.validate()["val_loss"]
     fresh = handle().train().validate()["val_loss"]
 
     assert kept == before
+    assert [warning.filename for warning in told] == [__file__]
     assert fresh == pytest.approx(1.5 * before, rel=0.2)
     assert any("SCALE: 2.0 → 3.0" in str(line) for line in nitro.explain_compiles())
 

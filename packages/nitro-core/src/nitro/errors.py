@@ -111,7 +111,8 @@ def warn(message: str, category: type[NitroWarning] = NitroWarning) -> None:
         category: The class of the warning.
     """
     frame, level = inspect.currentframe(), 1
-    inside = {"nitro", _package(frame.f_back) if frame else ""}
+    # A context manager written as a generator is left and entered by a line of contextlib.
+    inside = {"nitro", "contextlib", _package(frame.f_back) if frame else ""}
     while frame is not None and frame.f_back is not None and _package(frame) in inside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
