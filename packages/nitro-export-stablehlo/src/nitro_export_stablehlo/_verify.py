@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from nitro.errors import BundleError, ExportError
-from nitro.export import solve_sizes
+from nitro.export import describe_difference, solve_sizes
 
 from ._agreement import check_agreement
 from ._artifact import make_artifact, read_signature, read_text
@@ -287,24 +287,9 @@ def _compare(
         if spec.batch_axis0 is not None and a.ndim == b.ndim:
             rows = min(a.shape[spec.batch_axis0], b.shape[spec.batch_axis0])
             a, b = (take_rows(array, spec.batch_axis0, 0, rows) for array in (a, b))
-        problem = _difference(a, b, index.rtol)
+        problem = describe_difference(a, b, index.rtol)
         if problem:
             raise BundleError(
                 f"{how}, the output `{spec.name}` {problem}.",
                 expected=f"the outputs in `{GOLDEN_FILE}`",
             )
-
-
-def _difference(got: np.ndarray, wanted: np.ndarray, rtol: float) -> str:
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
-        return f"is {got.dtype} of shape {got.shape}, not {wanted.dtype} of {wanted.shape}"
-    if got.dtype.kind in "biu":
-        changed = int((got != wanted).sum())
-        return f"differs in {changed} of {got.size} values" if changed else ""
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
-    finite = np.isfinite(b)
-    if not np.array_equal(np.where(np.isfinite(a), 0, a), np.where(finite, 0, b), equal_nan=True):
-        return "has infinities or NaNs in other places"
-    furthest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    allowed = rtol * (1.0 + float(np.abs(b[finite]).max(initial=0.0)))
-    return f"differs by {furthest:.3g}, more than {allowed:.3g}" if furthest > allowed else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nitro.errors import BundleError
+from nitro.export import describe_difference
 
 from ._io_spec import IOSpec
 from ._signatures import DEFAULT, fixed_signature, tiled
@@ -38,7 +39,7 @@ def verify_signatures(model: SavedModel, inputs: Arrays, outputs: Arrays, rtol: 
         for rows in sizes[signature]:
             found = model.run(signature, _tiled(inputs, model.inputs, rows))
             for name, wanted in _tiled(outputs, model.outputs, rows).items():
-                problem = _difference(found[name], wanted, rtol)
+                problem = describe_difference(found[name], wanted, rtol)
                 if problem:
                     raise BundleError(
                         f"The output `{name}` of `{signature}` {problem}, for {rows} rows.",
@@ -50,16 +51,3 @@ def verify_signatures(model: SavedModel, inputs: Arrays, outputs: Arrays, rtol: 
 
 def _tiled(arrays: Arrays, specs: Sequence[IOSpec], rows: int) -> dict[str, np.ndarray]:
     return {spec.name: tiled(arrays[spec.name], spec.batch_axis0, rows) for spec in specs}
-
-
-def _difference(found: np.ndarray, wanted: np.ndarray, rtol: float) -> str:
-    """What is wrong with an output, as a clause; empty where nothing is."""
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        return f"is {found.dtype}{list(found.shape)} instead of {wanted.dtype}{list(wanted.shape)}"
-    if wanted.dtype.kind in "biu":
-        return "" if np.array_equal(found, wanted) else "differs"
-    a, b = found.astype(np.float64), wanted.astype(np.float64)
-    allowed = rtol * (1 + np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    if np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True):
-        return ""
-    return f"differs by {np.abs(a - b).max():.3g}, more than {allowed:.3g}"

@@ -9,6 +9,7 @@ import numpy as np
 from nitro._run import Session
 from nitro.errors import ExportError
 
+from ._difference import describe_difference
 from ._golden import golden_inputs, make_inputs
 from ._program import ExportProgram, Golden, abstract_arguments, batch_symbol
 from ._promises import (
@@ -29,7 +30,7 @@ from ._refusals import (
 )
 from ._request import ExportRequest, check_kept, local_platform
 from ._shapes import ShapeProbe
-from ._tolerance import describe_difference, tolerance_for
+from ._tolerance import tolerance_for
 from ._wire import WireForward
 
 _NUM_PROVED = 3

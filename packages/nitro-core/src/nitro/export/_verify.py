@@ -19,10 +19,10 @@ from nitro.hooks import LoadedArtifact
 
 from ._arrays import read_arrays, write_arrays
 from ._assignments import Assignments
+from ._difference import Difference, describe_difference, measure
 from ._golden import make_inputs
 from ._program import ExportProgram
 from ._spec import ExportSpec
-from ._tolerance import Difference, describe_difference, measure
 
 _NUM_SYMBOLIC = 3
 
