@@ -14,6 +14,7 @@ import pytest
 import nitro
 from nitro import Device, GraphConst, Host
 from nitro._experiment import NO_DEFAULT, parse_override
+from nitro._experiment._hooks import hook_names
 from nitro.errors import ConfigError, ExperimentError, NitroError
 
 
@@ -222,6 +223,12 @@ def test_mutable_default_is_refused_with_the_factory() -> None:
 
         class Bad(nitro.Experiment):
             sizes: list[int] = []  # noqa: RUF012
+
+
+def test_every_hook_is_described_where_users_look() -> None:
+    described = nitro.Experiment.__doc__ or ""
+
+    assert [hook for hook in hook_names() if f"`{hook}" not in described] == []
 
 
 @pytest.mark.parametrize("hook", ["build_data", "build_model", "forward", "loss"])

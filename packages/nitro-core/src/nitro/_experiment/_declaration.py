@@ -32,7 +32,8 @@ class Experiment:
       split is a sized iterable of batches: mappings of NumPy arrays, batch axis first.
     - `build_model(self, rngs)` returns an `nnx.Module`; `rngs` is an `nnx.Rngs`.
     - `forward(self, model, *, x)` returns an array or a (nested) dict of arrays, batch
-      axis first. Keyword-only names are the batch fields that it wants: inputs only.
+      axis first. Keyword-only names are the batch fields that it wants: inputs only. The
+      model comes in training mode in a step, in evaluation mode for all else.
     - `loss(self, outputs, *, y)` returns a scalar float; `outputs` is what `forward`
       returned, and the keyword-only names are batch fields.
 
@@ -55,8 +56,14 @@ class Experiment:
       the step by itself, in plain NNX: it updates the model through the `nnx.Optimizer`s
       that `build_optimizers` returned by name, and returns the loss, or the loss and a dict
       of scalars. `loss` is then optional.
-    - `export_inputs(self)`, `export_outputs(self)` return lists of `ExportSpec`;
-      `export_preprocess(self, *wire)` is traced into the exported program.
+    - `visualize(self, outputs, *, x)` returns a figure of one sample, for `render`;
+      `save_figure(self, figure, stem)` saves it where it is none of matplotlib.
+    - `export_inputs(self)`, `export_outputs(self)` return lists of `ExportSpec`.
+      `export_preprocess(self, *wire)` gets the inputs in that order and returns the batch
+      fields of `forward`; it is traced into the exported program.
+    - `export_postprocess(self)` returns the text of a module that ships beside the program;
+      `export_client_inputs(self)` and `export_client_outputs(self)` say what a client sees
+      around the two. `export_provenance(self)` returns more facts to keep.
 
     A field may hold a frozen dataclass: a group, whose fields are marked one by one, or
     all by a marker around it. `Digits(**{"model.width": 256})` sets one of them.
