@@ -46,7 +46,7 @@ class ExportRequest:
     provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def checked_batch_sizes(batch_sizes: Sequence[int]) -> tuple[int, ...]:
+def checked_batch_sizes(batch_sizes: Any) -> tuple[int, ...]:
     """The sizes, ascending and distinct.
 
     Raises:
@@ -111,14 +111,14 @@ def checked_float_dtype(dtype: object) -> np.dtype[Any] | None:
     return numpy_dtype(name)
 
 
-def checked_constraints(constraints: Sequence[str]) -> tuple[str, ...]:
+def checked_constraints(constraints: Any) -> tuple[str, ...]:
     """The constraints, each of which parses.
 
     Raises:
         ConfigError: One that does not.
     """
     is_list = isinstance(constraints, Iterable) and not isinstance(constraints, str)
-    texts = tuple(constraints) if is_list else (constraints,)
+    texts: tuple[Any, ...] = tuple(constraints) if is_list else (constraints,)
     for text in texts:
         try:
             constraint_symbols(text)
@@ -137,7 +137,7 @@ def check_kept(batch_sizes: Sequence[int], symbol: str, constraints: Sequence[st
     Raises:
         ConfigError: It breaks a constraint on the batch alone.
     """
-    on_batch = [c for c in constraints if constraint_symbols(c) == {symbol}]
+    on_batch = [c for c in constraints if constraint_symbols(c) == frozenset({symbol})]
     for size in batch_sizes:
         broken = [c for c in on_batch if not is_kept(c, {symbol: size})]
         if broken:

@@ -185,7 +185,7 @@ def _check_kinds(
             raise ConfigError(f"`{name}` is {value!r}.", expected=expected)
 
 
-def _checked_target(folder: str | Path, name: object, *, overwrite: bool) -> Path:
+def _checked_target(folder: str | Path, name: Any, *, overwrite: bool) -> Path:
     is_name = isinstance(name, str) and name == Path(name).name and "\0" not in name
     # The staging folder's name is some 20 bytes longer than this one.
     if not is_name or not name or name.startswith(".") or len(os.fsencode(name)) > _MAX_NAME_BYTES:
