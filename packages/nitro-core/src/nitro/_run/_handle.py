@@ -245,7 +245,7 @@ class Nitro:
 
         May be called from a monitor, a signal handler or another thread.
         """
-        self._session.stop_requested = True
+        self._session.request_stop()
 
     def checkpoint(self) -> None:
         """Writes a record: at once, or at the next boundary between calls while training.
@@ -263,7 +263,7 @@ class Nitro:
             )
         refuse_unranked_record(session.records.policy)
         if session.is_training:
-            session.record_requested = True
+            session.is_record_requested = True
         else:
             record_now(session)
 

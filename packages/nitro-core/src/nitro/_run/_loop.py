@@ -31,7 +31,7 @@ def run_training(session: Session) -> None:
 
     Ctrl-C and SIGTERM become requests to stop while it runs.
     """
-    session.stop_requested = False
+    session.is_stop_requested = False
     session.stop_reason = None
     session.open()
     session.new_reporter()
@@ -194,11 +194,11 @@ def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> b
             _report(session, pending, steps)
         pending = call
         at_boundary = every is not None and session.step % every == 0
-        if session.stop_requested or session.record_requested or at_boundary:
+        if session.is_stop_requested or session.is_record_requested or at_boundary:
             _report(session, pending, steps)
             pending = None
             at_end = session.steps_in_epoch == steps.per_epoch
-            if session.stop_requested and not at_end:
+            if session.is_stop_requested and not at_end:
                 return False
             if not at_end:
                 _save(session, None, None)
@@ -254,8 +254,8 @@ def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
 def _report_data_wait(session: Session, waited_s: float, share: float) -> None:
     values = {"data_wait_frac": share}
     session.setup.logger.metrics(values, context="data", step=session.step, epoch=session.epoch)
-    if share > _SLOW_DATA and waited_s > _WORTH_TELLING_S and not session.told_slow_data:
-        session.told_slow_data = True
+    if share > _SLOW_DATA and waited_s > _WORTH_TELLING_S and not session.has_told_slow_data:
+        session.has_told_slow_data = True
         warn(
             f"Training waited for data for {share:.0%} of epoch {session.epoch}: it could be up "
             f"to {1 / (1 - min(share, 0.99)):.1f} times as fast.\n"
@@ -302,11 +302,11 @@ def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReas
         return "completed"
     if stops:
         return "early_stop"
-    return "requested" if session.stop_requested else None
+    return "requested" if session.is_stop_requested else None
 
 
 def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:
-    session.record_requested = False
+    session.is_record_requested = False
     if session.records is not None and _may_record(session):
         with session.in_phase(Phase.CHECKPOINTING):
             session.save_record(metrics, reason)

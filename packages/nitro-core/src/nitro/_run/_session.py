@@ -29,34 +29,8 @@ from ._journaling import RunJournal, SilentJournal, make_journal
 from ._phases import Monitors, Phase, PhaseEvent
 from ._record_meta import fixed_meta, record_items, record_meta
 from ._restore import loggable
+from ._running_mean import RunningMean
 from ._setup import Setup
-
-
-class RunningMean:
-    """A mean that can be put down and taken up again without a change of bits."""
-
-    def __init__(self) -> None:
-        self._total = 0.0
-        self._count = 0
-
-    def add(self, value: float) -> None:
-        """Adds a value."""
-        self._total += value
-        self._count += 1
-
-    def take(self) -> float:
-        """The mean so far; starts anew."""
-        mean = self._total / self._count if self._count else float("nan")
-        self.set_state({"total": 0.0, "count": 0})
-        return mean
-
-    def get_state(self) -> dict[str, Any]:
-        """What was added so far, as JSON values."""
-        return {"total": self._total, "count": self._count}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `get_state` returned."""
-        self._total, self._count = float(state["total"]), int(state["count"])
 
 
 @dataclass(kw_only=True, repr=False)
@@ -80,13 +54,17 @@ class Session:
         steps_in_epoch: Finished optimizer steps of the epoch that is under way.
         loader_state: Where the training source stands, if it can say so.
         epoch_loss: The losses of the epoch that is under way.
-        stop_requested: Whether somebody asked for a graceful stop.
+        is_stop_requested: Whether somebody asked for a graceful stop.
         stop_reason: Why training ended, once it has.
-        record_requested: Whether somebody asked for a record.
+        is_record_requested: Whether somebody asked for a record.
+        has_released: Whether the splits were released.
+        has_told_slow_data: Whether it was told that training waits for data.
+        has_told_unranked: Whether it was told that records are not ranked.
+        told_non_finite: The metrics that were told to be not finite, by context.
         last_loss: The loss of the last step that was read.
         is_training: Whether training is under way, whatever the phase.
-        training: Held while a thread trains.
-        trainer: The thread that trains, or None.
+        training_lock: Held while a thread trains.
+        training_thread: The id of the thread that trains, or None.
         reattach_to: What the logger goes on from once training begins, after a resume.
         cuts_other_run: Whether that cuts off lines that this run did not write.
         told_params: The configuration that the log holds already, after a resume.
@@ -112,19 +90,19 @@ class Session:
     steps_in_epoch: int = 0
     loader_state: Any = None
     epoch_loss: RunningMean = field(default_factory=RunningMean)
-    stop_requested: bool = False
+    is_stop_requested: bool = False
     stop_reason: str | None = None
-    record_requested: bool = False
+    is_record_requested: bool = False
     has_released: bool = False
-    told_slow_data: bool = False
-    told_unranked: bool = False
+    has_told_slow_data: bool = False
+    has_told_unranked: bool = False
     told_non_finite: defaultdict[str, set[str]] = field(
         default_factory=lambda: defaultdict(set[str])
     )
     last_loss: float | None = None
     is_training: bool = False
-    training: threading.Lock = field(default_factory=threading.Lock)
-    trainer: int | None = None
+    training_lock: threading.Lock = field(default_factory=threading.Lock)
+    training_thread: int | None = None
     reattach_to: Any = None
     cuts_other_run: bool = False
     told_params: dict[str, Any] | None = None
@@ -132,7 +110,7 @@ class Session:
     restored_best: RecordEntry | None = None
     monitors: Monitors = field(default_factory=Monitors)
     handle: Any = None
-    _in_verb: bool = False
+    _is_in_verb: bool = False
     _told_options: set[str] = field(default_factory=set[str])
 
     @contextmanager
@@ -168,18 +146,18 @@ class Session:
         Raises:
             ConfigError: This handle is training already, here or in another thread.
         """
-        if not self.training.acquire(blocking=False):
+        if not self.training_lock.acquire(blocking=False):
             raise ConfigError(
                 f"{self.setup.owner} is training already, at step {self.step}.",
                 expected="one `train()` of a handle at a time",
                 fix="wait until it returns; `request_stop()` ends it early",
             )
-        self.trainer = threading.get_ident()
+        self.training_thread = threading.get_ident()
         try:
             yield
         finally:
-            self.trainer = None
-            self.training.release()
+            self.training_thread = None
+            self.training_lock.release()
 
     def refuse_other_thread(self) -> None:
         """Refuses what reads the weights while another thread trains and overwrites them.
@@ -187,7 +165,7 @@ class Session:
         Raises:
             ConfigError: Another thread trains.
         """
-        if self.trainer not in (None, threading.get_ident()):
+        if self.training_thread not in (None, threading.get_ident()):
             raise ConfigError(
                 f"{self.setup.owner} is training in another thread, at step {self.step}, which "
                 "overwrites the weights that this call would read.",
@@ -200,15 +178,15 @@ class Session:
     def verb(self) -> Generator[None]:
         """One call of the user's: tells of drift first, and last that control is back."""
         self.refuse_other_thread()
-        if self._in_verb:
+        if self._is_in_verb:
             yield
             return
-        self._in_verb = True
+        self._is_in_verb = True
         try:
             self.report_drift()
             yield
         finally:
-            self._in_verb = False
+            self._is_in_verb = False
             self._publish(Phase.IDLE, self.phase, None)
 
     def _publish(self, phase: Phase, before: Phase, metrics: Mapping[str, Any] | None) -> None:
@@ -287,7 +265,7 @@ class Session:
 
     def request_stop(self) -> None:
         """Asks training to stop at the next boundary between calls."""
-        self.stop_requested = True
+        self.is_stop_requested = True
 
     def open(self) -> None:
         """Takes the run's directory for writing, unless the run leaves nothing there.
@@ -340,8 +318,8 @@ class Session:
         is_default = self.setup.sources["checkpointer"] == "default"
         if policy is None or metrics is None or not is_default or policy.metric in metrics:
             return metrics
-        if not self.told_unranked:
-            self.told_unranked = True
+        if not self.has_told_unranked:
+            self.has_told_unranked = True
             warn(
                 f"Records are not ranked: the default checkpointer ranks by `{policy.metric}`, "
                 f"and `{self.setup.owner}.metrics` emits {', '.join(f'`{m}`' for m in metrics)}. "
