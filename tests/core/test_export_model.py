@@ -16,6 +16,7 @@ import nitro
 from nitro import Device, ExportSpec, export_model
 from nitro._plugins import discover
 from nitro.errors import BackendError, ConfigError, ExportError, HookError
+from nitro.export._provenance import _git_facts
 
 SCALE = 1.0
 
@@ -248,22 +249,88 @@ def test_provenance_names_the_run_that_trained(plane: Any, make_run: Any, export
         assert (facts["run_id"], facts["run_url"]) == (trained.run_id, "http://tracker/7")
 
 
-def test_provenance_names_the_commit_and_keeps_the_patch(tmp_path: Path) -> None:
+@pytest.fixture
+def repository(tmp_path: Path) -> Any:
+    """Runs git on a repository with one commit of `mine.py`."""
     source = tmp_path / "repository" / "mine.py"
     source.parent.mkdir()
     source.write_text("width = 1\n")
-    git = ["git", "-C", str(source.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def git(*words: str | bytes) -> str:
+        command = ["git", "-C", str(source.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run([*command, *words], check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
+        git(*words)
+    return source, git
+
+
+def test_provenance_names_the_commit_and_keeps_the_patch(repository: Any) -> None:
+    source, git = repository
     source.write_text("width = 2\n")
 
-    facts, patch = nitro.export._provenance._git_facts(source.parent)
+    facts, patch = _git_facts(source.parent)
 
-    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
-    assert facts["git_commit"] == head.stdout.decode().strip()
+    assert facts["git_commit"] == git("rev-parse", "HEAD")
     assert facts["git_dirty"] is True
     assert patch is not None
     assert b"-width = 1\n+width = 2\n" in patch
+
+
+def test_patch_applies_however_the_user_looks_at_differences(
+    repository: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, git = repository
+    source.write_text("width = 2\n")
+    for key, value in (
+        ("diff.external", "echo"),
+        ("diff.noprefix", "true"),
+        ("color.ui", "always"),
+    ):
+        git("config", key, value)
+    # As in a hook of another repository.
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+
+    _, patch = _git_facts(source.parent)
+    monkeypatch.delenv("GIT_DIR")
+    git("checkout", "-q", ".")
+    (source.parent / "x.patch").write_bytes(patch or b"")
+    git("apply", "x.patch")
+
+    assert source.read_text() == "width = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("remote", "shown"),
+    [
+        ("https://me:secret@host.org/x.git", "https://host.org/x.git"),
+        ("https://secret@host.org:8443/x.git", "https://host.org:8443/x.git"),
+        ("ssh://git:secret@host.org/x.git", "ssh://git@host.org/x.git"),
+        ("git@host.org:me/x.git", "git@host.org:me/x.git"),
+        ("https://host.org:8443/a@b.git", "https://host.org:8443/a@b.git"),
+        ("/srv/x.git", "/srv/x.git"),
+    ],
+)
+def test_provenance_tells_no_password(repository: Any, remote: str, shown: str) -> None:
+    source, git = repository
+    git("remote", "add", "origin", remote)
+
+    facts, _ = _git_facts(source.parent)
+
+    assert facts["repo_remote"] == shown
+
+
+def test_git_facts_that_cannot_be_had_are_left_out(repository: Any) -> None:
+    source, git = repository
+    git("checkout", "-q", "-b", b"br\xe9")
+    (source.parent / ".git" / "index").write_bytes(b"damaged")
+
+    facts, patch = _git_facts(source.parent)
+
+    assert facts["git_branch"] == "br\ufffd"
+    assert "git_dirty" not in facts
+    assert patch is None
 
 
 @pytest.mark.parametrize("hook", ["export_inputs", "export_outputs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -13,6 +14,12 @@ from typing import Any
 from nitro._run import Session
 from nitro._version import __version__
 
+# A patch that `git apply` takes, however the user likes to see differences.
+_PLAIN_DIFF = (
+    *("-c", "diff.noprefix=false", "-c", "diff.mnemonicPrefix=false", "-c", "diff.relative=false"),
+    *("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"),
+)
+_REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -74,26 +81,45 @@ def _git_facts(folder: Path) -> tuple[dict[str, Any], bytes | None]:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}, None
-    patch = _git(folder, "diff", "--binary", "HEAD") or b""
-    status = _git(folder, "status", "--porcelain") or b""
+    patch = _git(folder, *_PLAIN_DIFF, "HEAD") or b""
+    status = _git(folder, "status", "--porcelain")
+    remote = _text(folder, "remote", "get-url", "origin")
     facts = {
         "git_commit": commit.decode().strip(),
         "git_tree_sha1": _text(folder, "rev-parse", "HEAD^{tree}"),
         "git_branch": _text(folder, "rev-parse", "--abbrev-ref", "HEAD"),
-        "repo_remote": _text(folder, "remote", "get-url", "origin"),
-        "git_dirty": bool(status.strip()),
+        "repo_remote": None if remote is None else _without_password(remote),
+        "git_dirty": None if status is None else bool(status.strip()),
     }
     return {name: fact for name, fact in facts.items() if fact is not None}, patch or None
 
 
 def _text(folder: Path, *arguments: str) -> str | None:
     output = _git(folder, *arguments)
-    return None if output is None else output.decode().strip()
+    # Names of branches and remotes are bytes, of any encoding.
+    return None if output is None else output.decode(errors="replace").strip()
+
+
+def _without_password(remote: str) -> str:
+    """A remote's address without what lets its holder in: an artifact goes to others.
+
+    Tokens are passwords, and over HTTP users as well.
+    """
+    scheme, separator, rest = remote.partition("://")
+    user, at, place = rest.rpartition("@")
+    if not separator or not at or "/" in user:
+        return remote
+    kept = "" if scheme.startswith("http") else user.partition(":")[0] + "@"
+    return f"{scheme}://{kept}{place}"
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
+    # A hook of git, for one, runs with variables that name another repository.
+    environment = {k: v for k, v in os.environ.items() if k not in _REPOSITORY_VARIABLES}
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, env=environment, capture_output=True, check=False
+        )
     except FileNotFoundError:
         return None  # no git on this machine
     return done.stdout if done.returncode == 0 else None
