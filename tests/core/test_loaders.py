@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -277,6 +278,125 @@ def test_loader_that_fills_one_buffer_again_trains_like_one_that_does_not(
     ]
 
     assert list(runs[0].history) == list(runs[1].history)
+
+
+class Tensor:
+    """An array of a library that hands out its memory, as CPU tensors do."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory, self.dtype, self.shape = memory, memory.dtype, memory.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del dtype, copy
+        return self.memory
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy in memory that JAX can use as it is."""
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("kind", ["memmap", "tensor", "subclass"])
+@pytest.mark.parametrize("residency", ["host", "device"])
+def test_buffer_of_any_kind_may_be_filled_again_in_evaluation(
+    plane: Any, make_run: Any, tmp_path: Any, kind: str, residency: str
+) -> None:
+    class Deep(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            mixed = jax.lax.fori_loop(0, 200, lambda _, y: jnp.sin(y @ jnp.eye(4)), x)
+            return model(x)[:, 0] + 0 * mixed[:, 0]
+
+        def metrics(self, height: Any, *, x: Any) -> Any:
+            return {"x": (x, None)}
+
+        def metrics_residency(self, hook: str) -> str:
+            return residency if hook == "metrics" else "device"
+
+    batches = np.random.default_rng(0).normal(size=(8, 4096, 4)).astype(np.float32)
+    buffer = aligned(batches[0])
+    if kind == "memmap":
+        buffer = np.memmap(tmp_path / "x", np.float32, "w+", shape=batches[0].shape)
+
+    def refill(index: int) -> Any:
+        buffer[...] = batches[index]
+        return {"x": Tensor(buffer) if kind == "tensor" else buffer}
+
+    class Refilling(nitro.ArrayLoader):
+        def __iter__(self) -> Iterator[Any]:
+            return (refill(index) for index in range(8))
+
+    if kind == "subclass":
+        source: Any = Refilling({"x": np.concatenate(batches)}, 4096)
+    else:
+        source = Loader(8, refill)
+
+    got = make_run(Deep(), data={"val": source}).validate()["x"]
+
+    np.testing.assert_allclose(got, batches.sum(0, dtype=np.float64), atol=1e-5)
+
+
+def test_attribute_named_batches_may_mean_anything(losses_on: Any, points: Any) -> None:
+    batches = [points(5, seed=index) for index in range(4)]
+
+    class Listed:
+        def __init__(self) -> None:
+            self.batches = batches
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(batches)
+
+    class Named(Listed):
+        def __init__(self) -> None:
+            pass
+
+        def batches(self) -> Iterator[Any]:
+            return iter(batches)
+
+    class Wider(nitro.ArrayLoader):
+        def __iter__(self) -> Iterator[Any]:
+            return ({**batch, "z": batch["y"]} for batch in super().__iter__())
+
+    wider = Wider({name: np.concatenate([b[name] for b in batches]) for name in "xy"}, 5)
+    wanted = losses_on({"train": batches}).history["loss"]
+
+    assert [losses_on({"train": s}).history["loss"] for s in (Listed(), Named(), wider)] == [
+        wanted
+    ] * 3
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8"])
+@pytest.mark.parametrize("kind", ["list", "resident"])
+def test_foreign_byte_order_trains_alike(
+    losses_on: Any, points: Any, dtype: str, kind: str
+) -> None:
+    def train(arrays: Any) -> list[float]:
+        loader: Any = nitro.ArrayLoader(arrays, 5, device=True) if kind == "resident" else [arrays]
+        return losses_on({"train": loader}).history["loss"]
+
+    arrays = points(10, seed=0)
+
+    assert train({**arrays, "x": arrays["x"].astype(dtype)}) == train(arrays)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.zeros((5, 4), "m8[s]"), r"dtype timedelta64\[s\]"),
+        (np.ma.masked_array(np.zeros((5, 4)), mask=np.eye(5, 4)), r"masked array[\s\S]*`\.filled"),
+    ],
+)
+def test_array_that_jax_cannot_stand_for_is_refused(
+    plane: Any, make_run: Any, x: Any, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        make_run(plane()).predict({"x": x})
 
 
 def test_nested_batch_fields_reach_the_hooks(plane: Any, make_run: Any, points: Any) -> None:
@@ -555,8 +675,20 @@ def test_slow_loader_is_told_and_logged(
     assert all(0.25 < line["data_wait_frac"] <= 1 for line in shares)
 
 
-def test_fast_loader_is_not_told(losses_on: Any, points: Any) -> None:
-    losses_on({"train": [points(5, seed=0)] * 8}, max_epochs=2)
+def test_wait_of_less_than_a_second_is_logged_and_not_told(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    pause = threading.Event()
+
+    def draw(index: int) -> Any:
+        pause.wait(0.02)
+        return points(5, seed=index)
+
+    run = make_run(plane(), data={"train": Loader(12, draw)}, steps_per_call=1).train()
+
+    lines = (run.run_dir / "metrics.jsonl").read_text().splitlines()
+    (share,) = [line for line in map(json.loads, lines) if line.get("context") == "data"]
+    assert share["data_wait_frac"] > 0.25
 
 
 def test_data_of_another_handle_serves_again(plane: Any, make_run: Any) -> None:

@@ -144,9 +144,8 @@ def _run_epochs(session: Session) -> StopReason:
     """
     setup = session.setup
     assert setup.optimizer is not None
-    per_epoch = len(setup.splits["train"]) // setup.options.accum
     session.reporter.begin(
-        total_steps=setup.options.max_epochs * per_epoch,
+        total_steps=setup.num_steps,
         done_steps=session.step,
         max_epochs=setup.options.max_epochs,
     )
@@ -197,7 +196,7 @@ def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> b
         if session.is_stop_requested or session.is_record_requested or at_boundary:
             _report(session, pending, steps)
             pending = None
-            at_end = session.steps_in_epoch == steps.per_epoch
+            at_end = session.steps_in_epoch == session.setup.steps_per_epoch
             if session.is_stop_requested and not at_end:
                 return False
             if not at_end:

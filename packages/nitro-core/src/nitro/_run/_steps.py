@@ -47,7 +47,6 @@ class StepRunner:
             train_names(setup.hooks, first),
             memory_bytes=setup.options.memory_limit_bytes,
         )
-        self.per_epoch = setup.steps_per_epoch
         self._anchors = optimizer.anchors()
         self._plan, self._program = self._choose()
         # The source moves once, to where the session stands; then each epoch follows the last.
@@ -125,7 +124,7 @@ class StepRunner:
             self._example,
             accum=options.accum,
             steps_per_call=options.steps_per_call,
-            steps_per_epoch=self.per_epoch,
+            steps_per_epoch=session.setup.steps_per_epoch,
             bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
             on_device=bool(self._feed.data_shapes),
         )
