@@ -187,13 +187,7 @@ class _Reader:
         residency = marker or outer
         name = f"{prefix}{field.name}"
         if _is_group(where, declared, residency):
-            if default is not NO_DEFAULT and not isinstance(default, declared):
-                raise ExperimentError(
-                    f"{where} has the default {default!r}, which is no `{declared.__name__}`.",
-                    expected=f"an instance: `{field.name}: ... = {declared.__name__}(...)`",
-                    fix=f"where it may be None, declare `{declared.__name__} | None`: one field, "
-                    "taken as a whole",
-                )
+            _check_group_default(where, field.name, declared, default)
             return Group(
                 name=name,
                 type=declared,
@@ -327,6 +321,16 @@ def _is_group(where: str, declared: Any, residency: Residency | None) -> bool:
     # A pytree that is traced as a whole, such as a `flax.struct` record, stays one field.
     is_traced_whole = residency is Residency.DEVICE and _is_pytree(declared)
     return bool(dataclasses.fields(declared)) and not is_traced_whole
+
+
+def _check_group_default(where: str, name: str, group: type, default: Any) -> None:
+    if default is not NO_DEFAULT and not isinstance(default, group):
+        raise ExperimentError(
+            f"{where} has the default {default!r}, which is no `{group.__name__}`.",
+            expected=f"an instance: `{name}: ... = {group.__name__}(...)`",
+            fix=f"where it may be None, declare `{group.__name__} | None`: one field, taken as a "
+            "whole",
+        )
 
 
 def _names_marker(hint: Any) -> bool:
