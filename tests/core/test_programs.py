@@ -353,6 +353,18 @@ def test_explanations_speak_of_fields(handle):
     assert lines[1].endswith("Probe.width: 8 → 5")
 
 
+def test_explanations_compare_with_the_nearest_program(handle):
+    for options in ({}, {"power": 3}, {"accum": 2}):
+        accum = options.pop("accum", 1)
+        handle(Probe(**options), accum=accum).train()
+
+    lines = [str(line) for line in nitro.explain_compiles() if line.role == "train step"]
+
+    assert lines[1].endswith("Probe.power: 2 → 3")
+    assert "Probe.power" not in lines[2]
+    assert lines[2].endswith("accum 2")
+
+
 def test_an_unknown_compile_option_is_refused_by_name(handle):
     with pytest.raises(ConfigError, match=r"`xla_nonsense` = 3.*No such compile option"):
         handle(compile_options={"xla_nonsense": 3})

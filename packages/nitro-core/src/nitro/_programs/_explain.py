@@ -59,8 +59,20 @@ def explain_compiles() -> CompileExplanations:
 
 def _nearest(program: Program, older: list[Program]) -> tuple[str, ...]:
     same_role = [other for other in older if other.key.role == program.key.role]
-    differences = [tuple(dict.fromkeys(_differences(other, program))) for other in same_role]
-    return min(reversed(differences), key=len, default=())
+    nearest = min(reversed(same_role), key=lambda other: _distance(other, program), default=None)
+    return () if nearest is None else tuple(dict.fromkeys(_differences(nearest, program)))
+
+
+def _distance(old: Program, new: Program) -> int:
+    """How many things differ, those that follow from others included."""
+    parts = old.key.parts.keys() & new.key.parts.keys()
+    options = _option_differences(old.key.options, new.key.options)
+    return (
+        sum(1 for _ in _field_differences(old, new))
+        + sum(old.key.parts[label].digest != new.key.parts[label].digest for label in parts)
+        + sum(1 for _ in options)
+        + (old.shapes != new.shapes)
+    )
 
 
 def _differences(old: Program, new: Program) -> list[str]:
