@@ -81,6 +81,7 @@ def test_position_after_an_epoch_is_the_next_epoch() -> None:
         ({"x": np.zeros(3), "y": np.zeros(4)}, {}, "disagree.*'x': 3, 'y': 4"),
         ({"x": np.zeros(3)}, {"batch_size": 0}, r"`batch_size` is 0[\s\S]*at least 1"),
         ({"x": np.zeros(3)}, {"batch_size": 2.0}, r"`batch_size` is 2\.0"),
+        ({"x": np.ma.masked_array([1, 2], [True, False])}, {}, r"`x` .* masked[\s\S]*filled"),
         ({"x": np.zeros(3)}, {"seed": -1}, r"`seed` is -1[\s\S]*at least 0"),
         ({"x": np.zeros(3)}, {"batch_size": 4, "drop_last": True}, r"no batch[\s\S]*at most 3"),
     ],

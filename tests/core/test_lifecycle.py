@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,23 @@ def test_a_stop_may_come_from_another_thread(handle):
     thread.join()
 
     assert run.stop_reason == "requested"
+
+
+def test_device_field_keeps_no_memory_of_the_user(handle):
+    class Shifted(Line):
+        shift: nitro.Device[Any]
+
+    raw = np.empty(4096 + 16, np.float32)
+    start = -raw.ctypes.data // 4 % 16
+    shift = raw[start : start + 4096]  # as JAX could use it without a copy
+    shift[...] = 1
+    run = handle(Shifted(shift=shift))
+    shift[...] = 2
+    first = run.device_value("shift")
+    run.set_device(shift=shift.astype(">f4"))
+    shift[...] = 3
+
+    assert (first.max(), run.device_value("shift").max()) == (1, 2)
 
 
 def test_device_integer_that_would_wrap_around_is_refused(handle):

@@ -28,10 +28,21 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {dotted(path): leaf for path, leaf in leaves}
 
 
+def jax_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """What JAX makes of a dtype, in the machine's byte order; None where it makes nothing."""
+    native = dtype.newbyteorder("=")
+    is_number = native.kind == "b" or jax.numpy.issubdtype(native, np.number)
+    # NumPy has numbers that JAX lacks: durations, and floats of more than 64 bits.
+    widest = {"m": 0, "f": 8, "c": 16}.get(native.kind, native.itemsize)
+    return (
+        jax.dtypes.canonicalize_dtype(native) if is_number and native.itemsize <= widest else None
+    )
+
+
 def too_wide(array: np.ndarray) -> int | None:
     """An integer of the array that the dtype which JAX computes in cannot hold; None if it can."""
-    narrow = jax.dtypes.canonicalize_dtype(array.dtype)
-    if array.dtype.kind not in "iu" or narrow == array.dtype:
+    narrow = jax_dtype(array.dtype)
+    if array.dtype.kind not in "iu" or narrow is None or narrow == array.dtype:
         return None
     lost = array[array != array.astype(narrow)]
     return int(lost[0]) if lost.size else None

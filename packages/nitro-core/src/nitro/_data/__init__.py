@@ -1,6 +1,6 @@
 """Data sources: what a split may be, and the loader for arrays in memory."""
 
-from ._array_loader import ArrayLoader, checked_order
+from ._array_loader import ArrayLoader, checked_order, is_read_from_anywhere
 from ._batches import (
     Batch,
     check_same_fields,
@@ -26,6 +26,7 @@ __all__ = [
     "cut_to_width",
     "first_batch",
     "host_fields",
+    "is_read_from_anywhere",
     "num_rows",
     "owned_batch",
     "routed_fields",

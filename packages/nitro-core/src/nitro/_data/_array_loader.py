@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
@@ -132,6 +133,18 @@ class ArrayLoader:
         self._position = self._next = (state["epoch"], state["batch"])
 
 
+def is_read_from_anywhere(source: Any) -> bool:
+    """Whether `source.batches(epoch, start)` gives what iterating over it gives."""
+    if isinstance(source, ArrayLoader):
+        return type(source).__iter__ is ArrayLoader.__iter__
+    try:
+        inspect.signature(source.batches).bind(0, 0)
+    # No `batches`; or one with another meaning, which may be no function at all.
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
 def checked_order(loader: ArrayLoader, epoch: int) -> np.ndarray:
     """The order of an epoch, which a subclass may give, as it can be picked from.
 
@@ -170,6 +183,13 @@ def _checked_arrays(arrays: Any) -> dict[str, np.ndarray]:
             expected="one array per batch field",
             fix='name it: `ArrayLoader({"x": array}, batch_size=...)`',
         )
+    for name, array in arrays.items():
+        if isinstance(array, np.ma.MaskedArray):
+            raise DataError(
+                f"The array `{name}` of an ArrayLoader is masked.",
+                expected="plain arrays: a batch has no mask",
+                fix="fill it with `.filled(value)`, and pass the mask as an array of its own",
+            )
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from nitro._trees import describe_array, named_leaves, too_wide
+from nitro._trees import describe_array, jax_dtype, named_leaves, too_wide
 from nitro.errors import DataError, warn
+
+from ._array_loader import is_read_from_anywhere
 
 Batch = Mapping[str, Any]
 """Batch fields by name: arrays, or trees of arrays, batch axis first."""
@@ -92,10 +94,10 @@ def _check_source(split: Any, source: Any) -> None:
 
 def first_batch(split: str, source: Iterable[Any]) -> Batch:
     """The first batch of a split, without moving a source that can be peeked into."""
-    peek = getattr(source, "batches", None)
+    peeked: Any = source if is_read_from_anywhere(source) else None
     keeps: Any = source if hasattr(source, "get_state") and hasattr(source, "set_state") else None
     before = None if keeps is None else keeps.get_state()
-    batch = next(iter(peek(0) if peek is not None else source), None)
+    batch = next(iter(source if peeked is None else peeked.batches(0, 0)), None)
     if keeps is not None:
         keeps.set_state(before)
     if batch is None:
@@ -122,13 +124,23 @@ def checked_batch(batch: Any, *, where: str) -> Batch:
 
 
 def owned_batch(batch: Any) -> Any:
-    """A batch whose NumPy arrays no loader can overwrite; the rest is as it was."""
+    """A batch whose arrays no loader can overwrite; the rest is as it was."""
     if not isinstance(batch, Mapping):
         return batch
-    return {
-        name: jax.tree.map(lambda leaf: leaf.copy() if type(leaf) is np.ndarray else leaf, value)
-        for name, value in batch.items()
-    }
+    return {name: jax.tree.map(_owned, value) for name, value in batch.items()}
+
+
+def _owned(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if not _is_array(leaf) or isinstance(leaf, jax.Array | np.generic):
+        return leaf
+    try:
+        # Not `np.array`, which trusts the tensor to copy itself.
+        return np.asarray(leaf).copy()
+    # A tensor that NumPy cannot read matters only to a hook that wants it, which is told.
+    except (TypeError, RuntimeError, ValueError):
+        return leaf
 
 
 def check_same_fields(batch: Batch, first: Collection[str], *, where: str) -> None:
@@ -211,15 +223,22 @@ def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
             expected="NumPy arrays, batch axis first: a scalar would be baked into the program",
             fix="make it a Device field of the experiment, or do not name it in a traced hook",
         )
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise DataError(
+            f"The batch field `{name}` in {where} is a masked array, whose mask JAX does not see.",
+            expected="a plain array",
+            fix="fill it with `.filled(value)`, and pass the mask as a field of its own",
+        )
     array = _in_numpy(name, leaf, where)
-    if array.dtype != bool and not jax.numpy.issubdtype(array.dtype, np.number):
+    # As JAX would: float64 becomes float32 unless x64 is on, so that one program serves both.
+    dtype = jax_dtype(array.dtype)
+    if dtype is None:
         raise DataError(
             f"The batch field `{name}` in {where} has dtype {array.dtype}.",
-            expected="a boolean or numeric dtype",
-            fix="leave it undeclared: fields that no traced hook names stay on the host",
+            expected="a boolean or numeric dtype that JAX has",
+            fix="convert it in the loader; or leave it undeclared: fields that no traced hook names "
+            "stay on the host",
         )
-    # As JAX would: float64 becomes float32 unless x64 is on, so that one program serves both.
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     lost = too_wide(array)
     if lost is not None:
         raise DataError(

@@ -71,7 +71,7 @@ def _converted(name: str, old: jax.Array, value: Any) -> jax.Array:
             f"`set_device({name}=...)` got {lost}.",
             expected=f"integers that fit {old.dtype}: it would wrap around",
         )
-    return jnp.asarray(array, dtype=old.dtype)
+    return jnp.asarray(array.astype(old.dtype))
 
 
 def _check_is_device(session: Session, name: str) -> None:

@@ -111,7 +111,7 @@ class Evaluator:
     def _batches(self, split: str) -> Generator[Batch]:
         """The batches of a split; drawn ahead where drawing one may take time."""
         source = self._setup.splits[split]
-        if isinstance(source, ArrayLoader | list | tuple):
+        if _has_arrays_of_its_own(source):
             yield from source
         else:
             # Copied in the thread: a loader may fill one buffer again and again.
@@ -233,6 +233,11 @@ class Evaluator:
                 fix=f"rename it, for example to `val_{clash[0]}`",
             )
         return result
+
+
+def _has_arrays_of_its_own(source: Any) -> bool:
+    """Whether no batch is overwritten while the program that reads it may still be running."""
+    return type(source) in (list, tuple) or (isinstance(source, ArrayLoader) and source.takes_rows)
 
 
 def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:

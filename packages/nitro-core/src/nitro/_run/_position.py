@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nitro._data import ArrayLoader
+from nitro._data import is_read_from_anywhere
 from nitro.errors import CheckpointError, warn
 
 from ._restore import Source
@@ -37,7 +37,7 @@ def open_epoch(source: Any, *, epoch: int, start: int, state: Any) -> OpenEpoch:
         start: How many of its batches were read before.
         state: What `position` returned there; None to open the next epoch.
     """
-    if _is_read_from_anywhere(source):
+    if is_read_from_anywhere(source):
         return OpenEpoch(iter(source.batches(epoch, start)), _no_state)
     if isinstance(source, Sequence):
         return OpenEpoch(itertools.islice(iter(source), start, None), _no_state)
@@ -56,7 +56,7 @@ def open_epoch(source: Any, *, epoch: int, start: int, state: Any) -> OpenEpoch:
 
 def can_move(source: Any) -> bool:
     """Whether a source can go on in the middle of an epoch."""
-    if _is_read_from_anywhere(source) or isinstance(source, Sequence) or _keeps_state(source):
+    if is_read_from_anywhere(source) or isinstance(source, Sequence) or _keeps_state(source):
         return True
     return _keeps_state(iter(source))
 
@@ -96,14 +96,6 @@ def check_position(
             f"stopped there goes on from the end of the epoch before.\n  fix: {fix}"
         )
     return False, [line]
-
-
-def _is_read_from_anywhere(source: Any) -> bool:
-    """Whether `source.batches(epoch, start)` gives what iterating over it gives."""
-    changes_iteration = (
-        isinstance(source, ArrayLoader) and type(source).__iter__ is not ArrayLoader.__iter__
-    )
-    return hasattr(source, "batches") and not changes_iteration
 
 
 def _keeps_state(holder: Any) -> bool:

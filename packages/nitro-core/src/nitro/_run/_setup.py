@@ -40,7 +40,7 @@ from nitro._programs import (
 )
 from nitro._progress import make_reporter
 from nitro._state import TrainState
-from nitro._trees import Flat, too_wide
+from nitro._trees import Flat, jax_dtype, too_wide
 from nitro.errors import ConfigError, warn
 
 from ._derive import derive
@@ -253,13 +253,13 @@ def place_device_fields(experiment: Experiment) -> Flat:
 
 def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
     array = np.asarray(leaf)
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype.kind in "bV"):
+    dtype = jax_dtype(array.dtype)
+    if dtype is None:
         raise ConfigError(
             f"The Device field `{type(experiment).__name__}.{name}` is {leaf!r}.",
             expected="a number, an array, or a tree of them: it becomes a traced input",
             fix=f"mark it GraphConst, or leave `{name}` unmarked to keep it on the host",
         )
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     lost = too_wide(array)
     if lost is not None:
         raise ConfigError(
@@ -268,7 +268,8 @@ def _placed(experiment: Experiment, name: str, leaf: Any) -> jax.Array:
             fix="mark it GraphConst, make it a float, or set `JAX_ENABLE_X64=1`",
         )
     # Through an explicit dtype, so that a Python number is not weakly typed.
-    return jnp.asarray(array, dtype=dtype)
+    # Of a copy, because JAX may take the memory itself, which is the user's.
+    return jnp.asarray(array.astype(dtype))
 
 
 def _or_infinite(limit: int | None) -> float:
