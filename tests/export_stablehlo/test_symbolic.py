@@ -265,3 +265,20 @@ def test_a_forged_index_of_symbolic_sizes_is_refused(dynamic, tmp_path, edit, wo
 
     with pytest.raises(BundleError, match=words):
         load_bundle(path)(**_request(3, 5))
+
+
+def test_an_input_may_have_any_name(tmp_path):
+    """Also one that Python's methods and NumPy's functions have for themselves."""
+    x = np.ones((4, 5), np.float32)
+    program = _program(
+        fn=lambda x, mask, w: (x * mask[:, None] + w.sum(),),
+        inputs=(ExportSpec("self", "float32", (1, "time")), ExportSpec("file", "float32", (1,))),
+        outputs=(ExportSpec("a/b", "float32", (1, "time")),),
+        weights={"w": np.ones(3, np.float32)},
+        golden=Golden(inputs={"self": x, "file": x[:, 0]}, outputs={"a/b": x + 3}),
+    )
+
+    bundle = _write(tmp_path, program)
+
+    np.testing.assert_array_equal(bundle(self=x[:1, :3], file=x[:1, 0])["a/b"], np.full((1, 3), 4))
+    assert verify_bundle(bundle.path).violations == []

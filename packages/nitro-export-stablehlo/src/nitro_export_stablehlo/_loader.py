@@ -205,7 +205,7 @@ class Bundle:
 
         return jax.grad(total)
 
-    def run_symbolic(self, **inputs: Array) -> dict[str, np.ndarray]:
+    def run_symbolic(self, /, **inputs: Array) -> dict[str, np.ndarray]:
         """Predicts through the symbolic program, compiled for exactly these sizes.
 
         What `nitro-bundle verify` checks; calling the bundle prefers fixed programs.

@@ -87,10 +87,12 @@ class Programs:
         if found is not None:
             return found
         with self._lock((size, values)):
-            if (size, values) not in self._compiled:
-                self._compiled[size, values] = self._compile(size, values)
+            # Others may have compiled so many since that this one is forgotten already.
+            found = self._compiled.get((size, values))
+            if found is None:
+                found = self._compiled[size, values] = self._compile(size, values)
                 self._forget_old()
-            return self._compiled[size, values]
+            return found
 
     def exported(self, size: int, values: Values = ()) -> jax.export.Exported:
         """The export that serves these sizes, fixed or symbolic; read and checked once.
