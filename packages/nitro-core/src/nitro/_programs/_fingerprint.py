@@ -10,9 +10,9 @@ The walk takes names as the interpreter would look them up at this moment. `chec
 them all up again: if it finds the same objects with the same content, nothing has moved;
 otherwise it walks once more and compares.
 
-Followed: bytecode in a normal form (`_fingerprint_code`), the names it reads
-(`_fingerprint_names`), and objects by content (`_fingerprint_read`). Library code counts
-by name and version (`_fingerprint_origin`).
+Followed: bytecode in a normal form (`_fingerprint_bytecode`), the names it reads
+(`_fingerprint_code`, `_fingerprint_names`), and objects by content (`_fingerprint_read`).
+Library code counts by name and version (`_fingerprint_origin`).
 
 Decisions worth knowing:
     - State that traced code itself changes counts like any other, except what cannot come
