@@ -797,6 +797,7 @@ NON_EDITS = {
     "order of methods": "class A:\n  «def f(self): 1\n  def g(self): 2→def g(self): 2\n  def f(self): 1»\ndef forward(x): return A",
     "folded constant": "def forward(x): return x * «0.5→(1 / 2)»",
     "annotation": "def forward(x: «int→float»): return x",
+    "import elsewhere": "«import numpy as np→np = __import__('numpy')»\ndef forward(x): return np.abs(np.sum(x, axis=0))",
     "another function": "def other(): return «1→2»\ndef forward(x): return x",
     "unread global": "K = «1→2»\ndef forward(x): return x",
     "global of the name of a local": "K = «1→2»\ndef forward(x):\n  K = x\n  return K",

@@ -90,3 +90,14 @@ def test_old_record_goes_on_to_the_values_of_back_then(
     lines = [json.loads(line) for line in (golden / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if line.get("context") == "train"]
     assert steps == list(range(1, 10))
+
+
+def test_record_that_described_code_otherwise_goes_on_and_says_so(
+    writer: ModuleType, tmp_path: Path
+) -> None:
+    golden = shutil.copytree(GOLDEN / "record-format-1", tmp_path / "run")
+
+    with pytest.warns(NitroWarning, match="described code otherwise, so that an edit goes unseen"):
+        run = writer.make(golden, max_epochs=3, resume=golden)
+
+    assert run.epoch == 2

@@ -9,6 +9,8 @@ from typing import Any, Final
 from ._fingerprint import Closure, Entry
 
 _DIGEST_BYTES: Final = 10
+# 2: methods are loaded as other attributes are, and nothing else prepares a call.
+_FORM: Final = 2
 _LIBRARY: Final = "library"
 
 
@@ -23,9 +25,13 @@ class CodeFingerprint:
     closure: Closure
 
     def to_json(self) -> dict[str, Any]:
-        """The digest, and each entry by label: kind, digest, display, location."""
+        """The form, the digest, and each entry by label: kind, digest, display, location."""
         entries = {label: _values(entry) for label, entry in self._entries().items()}
-        return {"digest": self.closure.digest, "entries": entries}
+        return {"form": _FORM, "digest": self.closure.digest, "entries": entries}
+
+    def is_comparable(self, saved: Mapping[str, Any]) -> bool:
+        """Whether `saved` describes the code of functions in today's normal form."""
+        return saved.get("form", 1) == _FORM
 
     def differences(self, saved: Mapping[str, Any], *, reads_bytecode: bool) -> list[str]:
         """What has moved since `to_json` returned `saved`, a line each.
@@ -35,8 +41,9 @@ class CodeFingerprint:
         Args:
             saved: What `to_json` returned, in this process or another one.
             reads_bytecode: Whether the bytecode of functions can be compared; it cannot
-                between two versions of Python.
+                between two versions of Python, and never is where `is_comparable` says no.
         """
+        reads_bytecode = reads_bytecode and self.is_comparable(saved)
         if saved["digest"] == self.closure.digest:
             return []
         before: dict[str, list[str]] = dict(_unversioned(saved["entries"]))

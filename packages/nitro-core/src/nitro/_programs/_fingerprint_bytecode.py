@@ -30,7 +30,10 @@ _FLAGS: Final = (
     | inspect.CO_ITERABLE_COROUTINE
     | inspect.CO_ASYNC_GENERATOR
 )
-_SILENT: Final = frozenset({"NOP", "CACHE", "EXTENDED_ARG"})
+# PUSH_NULL and LOAD_METHOD prepare a call. CPython chooses between them by whether the name in
+# front of the dot is imported at the top of what is compiled: a file, a cell, or one method.
+_SILENT: Final = frozenset({"NOP", "CACHE", "EXTENDED_ARG", "PUSH_NULL"})
+_METHOD_LOADS: Final = {"LOAD_METHOD": "LOAD_ATTR"}
 # 3.13 fuses two neighbours only if they stand on one line.
 _FUSED: Final = re.compile("(LOAD_FAST|STORE_FAST)_(LOAD_FAST|STORE_FAST)$")
 _DIRECTION: Final = re.compile("(FORWARD|BACKWARD)_(?=IF)")
@@ -248,8 +251,8 @@ def _split(instruction: dis.Instruction, code: CodeType) -> Iterator[Operation]:
         name = "LOAD_CONST"
     number = "" if instruction.arg is None else str(instruction.arg)
     named = _names_something(instruction.opcode)
-    text = "" if is_jump else instruction.argrepr if named else number
-    name = _DIRECTION.sub("", name)
+    text = "" if is_jump else str(argument) if named else number
+    name = _METHOD_LOADS.get(name, _DIRECTION.sub("", name))
     yield Operation(
         name=_INVERTED.get(name, name),
         argument=argument,

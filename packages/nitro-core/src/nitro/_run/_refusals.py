@@ -113,6 +113,8 @@ def check_code(record: Record, code: CodeFingerprint, *, allow: bool) -> None:
         CheckpointError: Names what moved, with both values.
     """
     moved_versions = list(_moved_versions(record.meta["versions"]))
+    if not code.is_comparable(record.meta["code"]):
+        moved_versions.append("a Nitro that described code otherwise, so that an edit goes unseen")
     if moved_versions:
         warn(
             f"The record `{record.path}` was written with " + ", ".join(moved_versions) + ".\n"
