@@ -236,6 +236,16 @@ def test_a_step_that_returns_something_else_is_refused(tmp_path, returned, match
         train(Wrong(), tmp_path)
 
 
+def test_a_step_that_makes_a_variable_is_refused_by_its_name(tmp_path):
+    class Growing(Gan):
+        def train_step(self, model, optimizers, *, x, z):
+            model.seen = nnx.Variable(x.mean())
+            return super().train_step(model, optimizers, x=x, z=z)
+
+    with pytest.raises(HookError, match="`train_step` changed which variables the model has"):
+        nitro.Nitro(Growing(), run_dir=tmp_path).train()
+
+
 def test_optimizers_that_are_none_are_refused(tmp_path):
     class Wrong(Gan):
         def build_optimizers(self, model):

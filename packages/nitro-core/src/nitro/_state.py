@@ -57,14 +57,23 @@ class ModelLayout:
         return nnx.merge(graph, *states, copy=True)
 
     def split(self, model: Any) -> tuple[Flat, Flat]:
-        """The weights and the other variables of a module that a hook has updated."""
+        """The weights and the other variables of a module that `train_step` has updated.
+
+        Raises:
+            HookError: It changed which variables there are.
+        """
         _, params, rest = nnx.split(model, nnx.Param, ...)
-        return self.params.flatten(params), self.model_state.flatten(rest)
+        hook = "train_step"
+        return self.params.flatten(params, hook), self.model_state.flatten(rest, hook)
 
     def model_state_of(self, model: Any) -> Flat:
-        """The non-trainable variables of a module that a hook has run."""
+        """The non-trainable variables of a module that `forward` has run.
+
+        Raises:
+            HookError: It changed which variables there are.
+        """
         _, _, rest = nnx.split(model, nnx.Param, ...)
-        return self.model_state.flatten(rest)
+        return self.model_state.flatten(rest, "forward")
 
 
 @dataclass(frozen=True)
@@ -77,11 +86,11 @@ class _Structure:
     def unflatten(self, flat: Mapping[str, Any]) -> Any:
         return jax.tree.unflatten(self.treedef, [flat[name] for name in self.names])
 
-    def flatten(self, tree: Any) -> Flat:
+    def flatten(self, tree: Any, hook: str) -> Flat:
         leaves, treedef = jax.tree.flatten(tree)
         if treedef != self.treedef:
             raise HookError(
-                "`forward` changed which variables the model has.",
+                f"`{hook}` changed which variables the model has.",
                 expected="the variables that `build_model` created: "
                 + ", ".join(f"`{name}`" for name in self.names),
                 fix="create every nnx.Variable in the module's `__init__`",

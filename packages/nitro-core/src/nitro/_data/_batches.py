@@ -93,7 +93,11 @@ def _check_source(split: Any, source: Any) -> None:
 
 
 def first_batch(split: str, source: Iterable[Any]) -> Batch:
-    """The first batch of a split, without moving a source that can be peeked into."""
+    """The first batch of a split, without moving a source that can be peeked into.
+
+    Raises:
+        DataError: There is none, or it is no mapping of fields.
+    """
     peeked: Any = source if is_read_from_anywhere(source) else None
     keeps: Any = source if hasattr(source, "get_state") and hasattr(source, "set_state") else None
     before = None if keeps is None else keeps.get_state()

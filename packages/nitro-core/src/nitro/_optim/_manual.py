@@ -53,7 +53,11 @@ class ManualOptimizers:
         return nnx.merge(self.graph, jax.tree.unflatten(self.treedef, leaves), copy=True)
 
     def flatten(self, optimizers: Any) -> Flat:
-        """The arrays of the optimizers, by dotted name."""
+        """The arrays of the optimizers, by dotted name.
+
+        Raises:
+            HookError: `train_step` changed their structure.
+        """
         leaves, treedef = jax.tree.flatten(nnx.split(optimizers)[1])
         if treedef != self.treedef:
             raise HookError(

@@ -80,7 +80,12 @@ class Evaluator:
         return {count for count in counts if 0 < count <= width}
 
     def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
-        """The finalised metrics of a split."""
+        """The finalised metrics of a split.
+
+        Raises:
+            DataError: Other batches than the split's length and first batch promise.
+            HookError: `metrics` or `finalize_metrics` returned something else than it should.
+        """
         fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
         first, promised = self._setup.first[split], len(self._setup.splits[split])
         names = eval_names(self._setup.hooks, first)
@@ -143,7 +148,12 @@ class Evaluator:
         )
 
     def predict(self, state: TrainState, device: Flat, batch: Any) -> Any:
-        """The outputs for one batch, as NumPy arrays in `forward`'s structure."""
+        """The outputs for one batch, as NumPy arrays in `forward`'s structure.
+
+        Raises:
+            DataError: No batch, or one whose fields do not fit `forward`.
+            HookError: An output without the batch axis.
+        """
         route = self._setup.hooks.routes["forward"]
         if not hasattr(batch, "keys"):
             call = ", ".join(f'"{name}": ...' for name in route.required) or '"x": ...'
