@@ -23,7 +23,9 @@ class ExportSpec:
     Attributes:
         name: The name on the wire.
         dtype: A NumPy or ml_dtypes name, such as `"uint8"` or `"bfloat16"`. Required
-            for inputs; asserted for outputs where given.
+            for inputs; asserted for outputs where given. One of 64 bits keeps them on
+            the wire and in `export_preprocess`; `forward` sees what it does in training,
+            where JAX narrows them to 32 unless `JAX_ENABLE_X64` is set.
         shape: The sizes, batch axis included; a number given there is a placeholder, a
             name is what `constraints` call the batch. Elsewhere a string is a symbolic
             size, which callers choose: `"time"`, or an expression such as `"2*k"`.
