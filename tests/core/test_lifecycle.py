@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -109,11 +113,19 @@ def test_a_monitor_of_the_process_sees_every_handle_until_it_leaves(handle):
     assert set(seen) == {first}
 
 
-def test_a_failing_monitor_warns_once_and_disturbs_nothing(handle):
-    run = handle(Line(max_epochs=2))
+@dataclasses.dataclass
+class Broken:
+    """A monitor without a hash, as every dataclass that compares by content."""
 
-    def broken(event):
-        raise KeyError("lost")
+    key: str = "lost"
+
+    def __call__(self, event):
+        raise KeyError(self.key)
+
+
+@pytest.mark.parametrize("broken", [Broken().__call__, Broken()], ids=["method", "object"])
+def test_a_failing_monitor_warns_once_and_disturbs_nothing(handle, broken):
+    run = handle(Line(max_epochs=2))
 
     run.on_phase(broken)
     with warnings.catch_warnings(record=True) as caught:
@@ -122,7 +134,7 @@ def test_a_failing_monitor_warns_once_and_disturbs_nothing(handle):
 
     messages = [str(w.message) for w in caught if issubclass(w.category, NitroWarning)]
     assert len(messages) == 1
-    assert "broken' raised KeyError: 'lost'" in messages[0]
+    assert re.search(r"monitor .*Broken.* raised KeyError: 'lost'", messages[0])
     assert run.epoch == 2
 
 
@@ -259,6 +271,31 @@ def test_a_signal_stops_gracefully_with_a_record(tmp_path, number):
     assert process.returncode == 0
     assert reason == "requested"
     assert any(f"step{int(step):08d}" in name for name in names)
+
+
+def test_a_terminal_is_told_that_training_stops(tmp_path):
+    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path)]
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, text=True)
+    os.close(terminal)
+    shown: list[bytes] = []
+
+    def watch():
+        # Linux ends a terminal that nobody holds any more with an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(screen, 4096):
+                shown.append(part)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    watcher.join()
+    os.close(screen)
+
+    assert b"with a record; Ctrl-C again aborts" in b"".join(shown)
 
 
 def test_signal_handlers_come_back(handle):

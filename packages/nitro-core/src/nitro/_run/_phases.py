@@ -84,7 +84,7 @@ class Monitors:
 
     def __init__(self) -> None:
         self.own: list[Monitor] = []
-        self._failed: set[Monitor] = set()
+        self._failed: list[Monitor] = []
 
     def publish(self, event: PhaseEvent) -> None:
         """Tells every monitor of a change."""
@@ -96,8 +96,9 @@ class Monitors:
                 self._warn_once(monitor, error)
 
     def _warn_once(self, monitor: Monitor, error: Exception) -> None:
-        if monitor not in self._failed:
-            self._failed.add(monitor)
+        # By identity: a monitor with a content of its own may have no hash.
+        if not any(failed is monitor for failed in self._failed):
+            self._failed.append(monitor)
             warn(
                 f"The monitor {getattr(monitor, '__qualname__', monitor)!r} raised "
                 f"{type(error).__name__}: {error}. It stays registered; the run goes on."
