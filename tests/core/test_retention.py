@@ -106,6 +106,11 @@ def test_what_would_never_be_kept_is_refused(plane: Any, make_run: Any, points: 
         run.checkpoint()
 
 
+def test_metric_that_nothing_scores_is_told(scripted: Any, points: Any) -> None:
+    with pytest.warns(NitroWarning, match=r"ranks by `score`, and there is no split `val`"):
+        scripted([0.1], checkpointer=TopK(metric="score"), data={"train": [points(5, seed=0)]})
+
+
 # Over a whole directory ----------------------------------------------------------------------
 
 

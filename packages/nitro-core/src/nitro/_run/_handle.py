@@ -135,7 +135,7 @@ class Nitro:
         self._session = make_session(set_up(experiment, given, preset=preset))
         self._session.handle = self
         if self._session.records is not None and "train" in self._session.setup.splits:
-            tell_retention(self._session.records)
+            tell_retention(self._session.records, self._session.setup.splits)
         source = self._session.setup.source
         if source.resumed is not None:
             resume_session(self._session, source.resumed)

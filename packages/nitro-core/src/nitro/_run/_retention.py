@@ -89,7 +89,7 @@ def refuse_unranked_record(policy: TopK) -> None:
         )
 
 
-def tell_retention(records: RecordWriter) -> None:
+def tell_retention(records: RecordWriter, splits: Mapping[str, Any]) -> None:
     """Warns at setup of what the policy gives up, of others' records too."""
     policy = records.policy
     entries = read_index(records.directory)
@@ -114,6 +114,11 @@ def tell_retention(records: RecordWriter) -> None:
         warn(
             f"Records in `{records.directory}` were ranked otherwise than by `{policy.metric}` "
             f"({policy.mode}): {counts}. They are not compared with new ones, and stay."
+        )
+    if policy.metric != TopK().metric and "val" not in splits:
+        warn(
+            f"The checkpointer ranks by `{policy.metric}`, and there is no split `val` that is "
+            "scored: only the newest record is kept."
         )
     if not policy.keep_latest:
         warn(

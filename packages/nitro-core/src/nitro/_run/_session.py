@@ -325,7 +325,7 @@ class Session:
                 f"and `{self.setup.owner}.metrics` emits {', '.join(f'`{m}`' for m in metrics)}. "
                 "Only the newest record is kept.\n"
                 f'  fix: pass `checkpointer=nitro.TopK(metric="{next(iter(metrics), "acc")}", '
-                'mode="max")`, or have `metrics` emit it'
+                "mode=...)`, or have `metrics` emit it"
             )
         return None
 

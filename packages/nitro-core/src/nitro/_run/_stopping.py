@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -10,6 +11,9 @@ from types import FrameType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from nitro.errors import CheckpointError, ConfigError, DivergenceError, did_you_mean
+
+_STDERR = 2
+_STOPPING = b"\nstopping after this call, with a record; Ctrl-C again aborts\n"
 
 StopReason = Literal["completed", "early_stop", "requested"]
 
@@ -149,6 +153,7 @@ def check_stopper(stopper: Any, *, splits: Mapping[str, Any], has_metrics: bool)
 def stop_on_signals(request: Callable[[], None]) -> Generator[None]:
     """Turns the first Ctrl-C or SIGTERM into a request; a second Ctrl-C aborts.
 
+    A terminal is told so at the first Ctrl-C: the call that is under way may take a while.
     The handlers of before come back afterwards. Outside the main thread, where Python
     delivers no signals, it does nothing.
     """
@@ -161,6 +166,9 @@ def stop_on_signals(request: Callable[[], None]) -> Generator[None]:
         nonlocal asked
         if asked and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
+        if not asked and number == signal.SIGINT and os.isatty(_STDERR):
+            # Not through a file object, which the signal may have interrupted in a write.
+            os.write(_STDERR, _STOPPING)
         asked = True
         request()
 
