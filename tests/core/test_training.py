@@ -232,3 +232,12 @@ def test_model_that_is_no_nnx_module_is_refused(plane: Any, make_run: Any) -> No
 
     with pytest.raises(HookError, match=r"`Wrong\.build_model` returned function[\s\S]*ToNNX"):
         make_run(Wrong())
+
+
+def test_output_that_is_no_array_is_named_by_its_path(plane: Any, make_run: Any) -> None:
+    class Listed(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return {"maps": {"heights": [model(x)[:, 0]]}}
+
+    with pytest.raises(HookError, match=r"`Listed.forward` returned list as `maps.heights`"):
+        make_run(Listed()).train()

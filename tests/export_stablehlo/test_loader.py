@@ -124,6 +124,12 @@ def test_a_request_that_does_not_fit_is_refused_by_name(mlp, inputs, words):
         mlp(**inputs)
 
 
+def test_inputs_without_names_are_refused_with_the_call_to_write(mlp):
+    pixels = np.zeros((1, 16), np.uint8)
+    with pytest.raises(BundleError, match=r"called with a dict[\s\S]*bundle\(pixels=\.\.\.\)"):
+        mlp({"pixels": pixels})
+
+
 def test_inputs_that_disagree_about_the_rows_are_refused(many):
     tokens = np.zeros((2, 6), np.int32)
     features = np.zeros((6, 3, 4), ml_dtypes.bfloat16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -118,7 +118,7 @@ class Bundle:
         self._is_wide = any(dtype.itemsize == 8 for dtype in dtypes)
         self._dtypes = dtypes
 
-    def __call__(self, /, **inputs: Array) -> dict[str, np.ndarray]:
+    def __call__(self, /, *misplaced: Any, **inputs: Array) -> dict[str, np.ndarray]:
         """Predicts for any number of rows.
 
         A request runs as it is where its size is compiled. Otherwise it is cut into
@@ -128,6 +128,7 @@ class Bundle:
         first use. Arrays that are on the device and need no filling up are not copied.
 
         Args:
+            misplaced: Nothing: inputs are given by name.
             inputs: One array for each of `inputs`, of exactly its dtype; the batch axis
                 may have any size, the same in all of them.
 
@@ -137,6 +138,8 @@ class Bundle:
         Raises:
             BundleError: Inputs that do not fit; names the input.
         """
+        if misplaced:
+            self._refuse_positional(misplaced[0])
         arrays, rows, values = self._reader.read(inputs)
         if self._is_wide:
             with x64_for(self._dtypes):
@@ -328,6 +331,14 @@ class Bundle:
                     f"The weight `{name}` is {new.dtype} of shape {tuple(new.shape)}.",
                     expected=f"{old.dtype} of shape {tuple(old.shape)}",
                 )
+
+    def _refuse_positional(self, value: Any) -> NoReturn:
+        names = ", ".join(f"{spec.name}=..." for spec in self.inputs)
+        raise BundleError(
+            f"The bundle was called with a {type(value).__name__} that has no name.",
+            expected=f"inputs by name: bundle({names})",
+            fix="write `bundle(**inputs)` where you have a dict of them",
+        )
 
     def _predict(self, arrays: list[Array], rows: int, values: Values) -> dict[str, np.ndarray]:
         if rows in self._sizes or self._is_exact:

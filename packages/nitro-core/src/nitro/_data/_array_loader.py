@@ -37,6 +37,8 @@ class ArrayLoader:
         >>> loader = ArrayLoader({"x": np.arange(5)}, batch_size=2)
         >>> [batch["x"].tolist() for batch in loader]
         [[0, 1], [2, 3], [4]]
+        >>> loader
+        ArrayLoader(5 samples of x, batch_size=2)
     """
 
     def __init__(
@@ -58,6 +60,14 @@ class ArrayLoader:
         self.device = device
         self._position = self._next = (0, 0)
         self._check_length()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(self.arrays)
+        order = ", shuffle=True" if self.shuffle else ""
+        return (
+            f"{type(self).__name__}({self.num_samples} samples of {fields}, "
+            f"batch_size={self.batch_size}{order})"
+        )
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_samples, self.batch_size)

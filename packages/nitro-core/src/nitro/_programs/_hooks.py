@@ -177,7 +177,7 @@ def _explained(hook: str, way_out: str) -> Generator[None]:
         ) from error
 
 
-def _check_outputs(hook: str, outputs: Any) -> None:
+def _check_outputs(hook: str, outputs: Any, path: str = "") -> None:
     if isinstance(outputs, Mapping):
         for name, value in outputs.items():
             if not isinstance(name, str):
@@ -185,10 +185,10 @@ def _check_outputs(hook: str, outputs: Any) -> None:
                     f"`{hook}` returned a dict with the key {name!r}.",
                     expected="string keys: they name the outputs",
                 )
-            _check_outputs(hook, value)
+            _check_outputs(hook, value, f"{path}.{name}" if path else name)
     elif not hasattr(outputs, "dtype") or not hasattr(outputs, "shape"):
         raise HookError(
-            f"`{hook}` returned {type(outputs).__name__}.",
+            f"`{hook}` returned {type(outputs).__name__}" + (f" as `{path}`." if path else "."),
             expected="an array, or a (nested) dict of arrays",
             fix='name the outputs, for example `return {"logits": logits}`',
         )
