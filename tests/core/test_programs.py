@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -477,3 +478,30 @@ def test_what_has_no_content_is_reported_once_by_name(handle, recwarn):
     handle(Guarded())
 
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("way", ["os.environ", "environ", "os.getenv"])
+def test_environment_in_traced_code_is_told_and_moves_no_key(handle, monkeypatch, way):
+    class ByAttribute(Probe):
+        def loss(self, logits, *, y):
+            return float(os.environ["PROBE_SCALE"]) * super().loss(logits, y=y)
+
+    class ByName(Probe):
+        def loss(self, logits, *, y):
+            return float(environ["PROBE_SCALE"]) * super().loss(logits, y=y)
+
+    class ByFunction(Probe):
+        def loss(self, logits, *, y):
+            return float(os.getenv("PROBE_SCALE", "")) * super().loss(logits, y=y)
+
+    kind = {"os.environ": ByAttribute, "environ": ByName, "os.getenv": ByFunction}[way]
+    monkeypatch.setattr("nitro._run._setup._told_unfingerprinted", set())
+    monkeypatch.setenv("PROBE_SCALE", "2.0")
+    with pytest.warns(NitroWarning, match=r"Traced code reaches `.*(environ|getenv)[\s\S]*a field"):
+        handle(kind()).train()
+    before = nitro.cache_stats()["misses"]
+
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    handle(kind()).train()
+
+    assert nitro.cache_stats()["misses"] == before

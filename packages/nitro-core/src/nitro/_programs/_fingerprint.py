@@ -156,9 +156,7 @@ class Closure:
             entries.setdefault(entry.label, entry)
         self.entries: Mapping[str, Entry] = types.MappingProxyType(entries)
         self.unfingerprinted: tuple[str, ...] = tuple(
-            f"{node.label} ({type(node.value).__qualname__})"
-            for node in self._graph
-            if node.reading.obstacle
+            f"{node.label} ({_kind(node)})" for node in self._graph if node.reading.obstacle
         )
 
     def __repr__(self) -> str:
@@ -237,6 +235,11 @@ def value_digest(value: object) -> str:
     What `why_not_by_content` objects to counts as itself, in this process only.
     """
     return walk([Part("root", value, _ROOT_LABEL)], Owner(None))[0].digest.hex()
+
+
+def _kind(node: Node) -> str:
+    is_library = node.reading.kind == "library"
+    return "library" if is_library else type(node.value).__qualname__
 
 
 def why_not_by_content(value: object) -> str | None:

@@ -13,6 +13,7 @@ import enum
 import functools
 import itertools
 import operator
+import os
 import types
 import uuid
 import weakref
@@ -70,6 +71,9 @@ _WRAPPER_CLUTTER: Final = frozenset(
 )
 # Where and when a Flax module was made (NNX), or as which object (Linen): nothing about it.
 _FLAX_ORIGINS: Final = frozenset({"TraceState", "PytreeState", "ObjectState", "FlaxId"})
+# A library's, and yet what they give is the machine's. To compare all of it would make each
+# variable of the environment part of every program.
+_ENVIRONMENT: Final = frozenset({"os.environ", "os.environb", "os.getenv", "os.getenvb"})
 _JIT_SETTINGS: Final = ("static_argnums", "static_argnames", "inline", "keep_unused")
 _ATTRIBUTE_GETTERS: Final = (operator.attrgetter, operator.methodcaller)
 
@@ -96,7 +100,7 @@ def _read(value: object, owner: Owner) -> Reading:
         return _read_function(value, owner)
     if isinstance(value, types.ModuleType):
         return _read_module(value)
-    path = library_name(value)
+    path = "os.environ" if value is os.environ else library_name(value)
     if path:
         return _library(path)
     if isinstance(value, _ATTRIBUTE_GETTERS):
@@ -109,7 +113,9 @@ def _read(value: object, owner: Owner) -> Reading:
 
 def _library(path: str) -> Reading:
     name = LibraryName(path)
-    return Reading("library", f"{path} {name.version}".encode(), name=f"{path} {name.version}")
+    obstacle = "environment variables are not compared" if path in _ENVIRONMENT else ""
+    shown = f"{path} {name.version}"
+    return Reading("library", shown.encode(), name=shown, obstacle=obstacle)
 
 
 def _opaque(value: object, reason: str, parts: Iterable[Part] = ()) -> Reading:
