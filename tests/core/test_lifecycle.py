@@ -298,6 +298,24 @@ def test_a_terminal_is_told_that_training_stops(tmp_path):
     assert b"with a record; Ctrl-C again aborts" in b"".join(shown)
 
 
+def test_a_monitor_may_evaluate_without_being_called_again(handle):
+    run = handle(Line(max_epochs=2), checkpointer=nitro.TopK())
+    seen: list[tuple[int, float]] = []
+    others: list[Phase] = []
+
+    def evaluate(event):
+        if event.phase is Phase.CHECKPOINTING:
+            seen.append((event.epoch, event.run.evaluate("val")["val_loss"]))
+
+    run.on_phase(evaluate)
+    run.on_phase(lambda event: others.append(event.phase))
+    run.train()
+
+    assert seen == [(epoch, run.history[epoch]["val_loss"]) for epoch in (1, 2)]
+    # Whoever did not cause them is told of the additional phases.
+    assert others.count(Phase.EVALUATING) == 4
+
+
 def test_signal_handlers_come_back(handle):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 

@@ -270,7 +270,8 @@ class Nitro:
     def on_phase(self, callback: Monitor) -> Callable[[], None]:
         """Has `callback` called with a `PhaseEvent` at each change of phase.
 
-        A monitor that raises is warned about once, and disturbs nothing.
+        A monitor that raises is warned about once, and disturbs nothing. One that evaluates,
+        predicts or exports is not told of the phases which that goes through.
 
         Returns:
             A function that ends the subscription.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ _process_monitors: list[Monitor] = []
 def on_phase(callback: Monitor) -> Callable[[], None]:
     """Has `callback` called at each change of phase of every handle.
 
-    A monitor that raises is warned about once per handle, and disturbs nothing.
+    A monitor that raises is warned about once per handle, and disturbs nothing. One that
+    evaluates, predicts or exports is not told of the phases which that goes through.
 
     Args:
         callback: Gets a `PhaseEvent`; called in the thread that trains.
@@ -85,15 +87,23 @@ class Monitors:
     def __init__(self) -> None:
         self.own: list[Monitor] = []
         self._failed: list[Monitor] = []
+        self._called: list[tuple[int, Monitor]] = []
 
     def publish(self, event: PhaseEvent) -> None:
-        """Tells every monitor of a change."""
+        """Tells every monitor of a change, but for one that causes it while it is called."""
+        thread = threading.get_ident()
         for monitor in (*_process_monitors, *self.own):
+            if any(t == thread and called is monitor for t, called in self._called):
+                continue
+            call = (thread, monitor)
+            self._called.append(call)
             try:
                 monitor(event)
             # Whatever a monitor does, the run goes on.
             except Exception as error:  # noqa: BLE001
                 self._warn_once(monitor, error)
+            finally:
+                self._called.remove(call)
 
     def _warn_once(self, monitor: Monitor, error: Exception) -> None:
         # By identity: a monitor with a content of its own may have no hash.
