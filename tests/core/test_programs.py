@@ -366,6 +366,20 @@ def test_explanations_compare_with_the_nearest_program(handle):
     assert lines[2].endswith("accum 2")
 
 
+def test_explanations_speak_of_the_optimizer(handle):
+    class Grouped(Probe):
+        def param_group(self, path):
+            return "biases" if path.endswith("bias") else "default"
+
+    handle().train()
+    handle(gradient_clip_norm=1.0).train()
+    handle(Grouped()).train()
+
+    _, clipped, grouped = [e for e in nitro.explain_compiles() if e.role == "train step"]
+    assert clipped.reasons == ("step['gradient clipping']: 'off' → 'on'",)
+    assert any("step['groups']" in why and "biases: " in why for why in grouped.reasons)
+
+
 def test_an_unknown_compile_option_is_refused_by_name(handle):
     with pytest.raises(ConfigError, match=r"`xla_nonsense` = 3.*No such compile option"):
         handle(compile_options={"xla_nonsense": 3})

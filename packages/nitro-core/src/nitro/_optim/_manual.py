@@ -72,7 +72,10 @@ class ManualOptimizers:
 
     def code(self) -> dict[str, Any]:
         """What a trace of the optimizers depends on, by label."""
-        return {"optimizers": self.graph, "columns": ", ".join(self.layout.columns)}
+        return {
+            "optimizers": self.graph,
+            "values that a schedule may set": ", ".join(self.layout.columns),
+        }
 
     def scheduled_fields(self, device: Flat, row: jax.Array) -> Flat:
         """The Device fields of one step: the scheduled ones come out of the row."""

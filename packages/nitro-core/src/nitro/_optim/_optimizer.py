@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -93,16 +93,23 @@ class Optimizer:
         Rates, decays, anchors, the clip threshold, and which parameters decay are inputs of
         the program, so they are not in here.
         """
-        facts: dict[str, Any] = {"columns": ", ".join(self.layout.columns)}
-        code: dict[str, Any] = {"optimizer": facts}
+        columns = self.layout.columns
+        # A hook of level 2 may use the exclusions as a static mask.
+        masks = {g.name: sorted(g.no_decay) for g in self.groups if g.factory is None}
+        code: dict[str, Any] = {
+            "step": {
+                "groups": _listed({g.name: g.leaves for g in self.groups}),
+                "left out of the decay": _listed(masks),
+                "gradient clipping": "on" if "clip" in columns else "off",
+                # What else lies in a row of the table follows from the groups.
+                "fields to schedule": ", ".join(n for n in columns if n.startswith("device.")),
+            }
+        }
         for group in self.groups:
-            facts[f"group {group.name}"] = ", ".join(group.leaves)
             if group.factory is not None:
                 code[f"optimizer of `{group.name}`"] = group.factory
             else:
                 code[f"{self.owner.__name__}.optimizer"] = self.owner.optimizer
-                # Such a hook may use the exclusions as a static mask.
-                facts[f"no decay in {group.name}"] = ", ".join(sorted(group.no_decay))
         return code
 
     def scheduled_fields(self, device: Flat, row: jax.Array) -> Flat:
@@ -200,6 +207,10 @@ class Optimizer:
     def _called(self, group: ParamGroup) -> str:
         hyper = ", hyper" if group.factory is None else ""
         return f'{self.owner.__name__}.optimizer("{group.name}"{hyper})'
+
+
+def _listed(names: Mapping[str, Iterable[str]]) -> str:
+    return "; ".join(f"{group}: {', '.join(leaves)}" for group, leaves in names.items())
 
 
 def _clipped(grads: Flat, threshold: Any) -> Flat:
