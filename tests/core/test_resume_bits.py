@@ -73,7 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="module")
 def grain_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     pytest.importorskip("grain", reason="needs Grain: `uv sync --group loaders`")
-    return _interrupted(tmp_path_factory.mktemp("grain"), dict.fromkeys(GRAIN, 3))
+    return _interrupted(tmp_path_factory.mktemp("grain"), dict.fromkeys(GRAIN, 1))
 
 
 def _check_same(got: Outcome, expected: Outcome) -> None:
