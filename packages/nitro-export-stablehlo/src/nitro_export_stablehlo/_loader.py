@@ -353,13 +353,15 @@ class Bundle:
         return self._index.dynamic_batch and any(self._index.batch_symbol in n for n in names)
 
     def _run(self, size: int, values: Values, arrays: Sequence[Array]) -> Sequence[jax.Array]:
-        placed = [
-            jax.device_put(array, self._device)
-            if isinstance(array, jax.Array) and array.devices() != {self._device}
-            else array
-            for array in arrays
-        ]
-        return self._programs.get(size, values)(*placed, *self._weight_args)
+        program = self._programs.get(size, values)
+        return program(*map(self._placed, arrays), *self._weight_args)
+
+    def _placed(self, array: Array) -> Array:
+        """The array itself, but for one that lies on another device."""
+        is_away = type(array) is not np.ndarray and (
+            isinstance(array, jax.Array) and array.devices() != {self._device}
+        )
+        return jax.device_put(array, self._device) if is_away else array
 
     def _predict_in_parts(
         self, arrays: list[Array], rows: int, values: Values
