@@ -15,7 +15,7 @@ from flax import nnx
 import nitro
 from nitro import Device, ExportSpec, export_model
 from nitro._plugins import discover
-from nitro.errors import BackendError, ConfigError, ExportError, HookError
+from nitro.errors import BackendError, ConfigError, ExportError, HookError, NitroWarning
 from nitro.export._provenance import _git_facts
 
 SCALE = 1.0
@@ -276,6 +276,17 @@ def test_provenance_names_the_commit_and_keeps_the_patch(repository: Any) -> Non
     assert facts["git_dirty"] is True
     assert patch is not None
     assert b"-width = 1\n+width = 2\n" in patch
+
+
+def test_patch_that_is_too_large_is_left_out_and_told(repository: Any) -> None:
+    source, _ = repository
+    source.write_text("x" * (20 * 2**20))
+
+    with pytest.warns(NitroWarning, match=r"a patch of 20,9\d\d,\d{3} bytes[\s\S]*commit them"):
+        facts, patch = _git_facts(source.parent)
+
+    assert patch is None
+    assert facts["git_dirty"] is True
 
 
 def test_patch_applies_however_the_user_looks_at_differences(

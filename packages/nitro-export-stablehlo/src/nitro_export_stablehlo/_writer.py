@@ -39,8 +39,6 @@ PATCH_FILE = "working_tree.patch"
 POSTPROCESS_FILE = "postprocess.py"
 MODEL_JL_FILE = "model.jl"
 
-_MAX_PATCH_BYTES = 20 * 1024 * 1024
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
@@ -342,8 +340,7 @@ def _provenance(
         **program.provenance,
     }
     provenance.pop("git_diff", None)
-    patch = program.working_tree_patch
-    if patch is not None and len(patch) <= _MAX_PATCH_BYTES:
+    if program.working_tree_patch is not None:
         provenance["git_diff_file"] = PATCH_FILE
     else:
         provenance.pop("git_diff_file", None)

@@ -49,7 +49,8 @@ class ExportProgram:
         batch_sizes: The fixed sizes to compile for, ascending and distinct.
         golden: Reference inputs and outputs.
         provenance: Where the artifact comes from, as JSON values.
-        working_tree_patch: `git diff --binary HEAD` of a dirty source tree, else None.
+        working_tree_patch: `git diff --binary HEAD` of a dirty source tree; None for a clean
+            one, and for more than 20 MiB.
         dynamic_batch: Whether the artifact must also take any batch size, through
             `exported(None)`. A backend that cannot must raise `ExportError`.
         platforms: What to lower for: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`, at least one.

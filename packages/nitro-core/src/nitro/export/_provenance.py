@@ -13,6 +13,7 @@ from typing import Any
 
 from nitro._run import Session
 from nitro._version import __version__
+from nitro.errors import warn
 
 # A patch that `git apply` takes, however the user likes to see differences.
 _PLAIN_DIFF = (
@@ -20,6 +21,7 @@ _PLAIN_DIFF = (
     *("diff", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"),
 )
 _REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+_MAX_PATCH_BYTES = 20 * 2**20
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -91,7 +93,20 @@ def _git_facts(folder: Path) -> tuple[dict[str, Any], bytes | None]:
         "repo_remote": None if remote is None else _without_password(remote),
         "git_dirty": None if status is None else bool(status.strip()),
     }
-    return {name: fact for name, fact in facts.items() if fact is not None}, patch or None
+    return {name: fact for name, fact in facts.items() if fact is not None}, _kept(patch, folder)
+
+
+def _kept(patch: bytes, folder: Path) -> bytes | None:
+    """The patch, unless it is empty or too large to travel with each artifact."""
+    if len(patch) > _MAX_PATCH_BYTES:
+        warn(
+            f"The uncommitted changes around `{folder}` are a patch of {len(patch):,} bytes, which "
+            f"is not kept with the artifact: the limit is {_MAX_PATCH_BYTES:,}.\n"
+            "  fix: commit them, or have git ignore large files, so that the artifact says what it "
+            "was made from"
+        )
+        return None
+    return patch or None
 
 
 def _text(folder: Path, *arguments: str) -> str | None:
