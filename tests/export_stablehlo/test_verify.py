@@ -231,7 +231,7 @@ def test_an_error_is_one_message(run, bundles, tmp_path, arguments, words):
 def test_weights_that_no_loader_takes_are_not_swapped_in(run, bundles, programs, tmp_path):
     weights = {name: np.array(value) for name, value in programs["mlp"].weights.items()}
     weights["dense1.kernel"][3, 2] = np.nan
-    np.savez(tmp_path / "new.npz", allow_pickle=False, **weights)
+    np.savez(tmp_path / "new.npz", **weights)
 
     code, _, error = run(
         "swap-weights", bundles["mlp"], tmp_path / "new.npz", "--out", tmp_path / "y"

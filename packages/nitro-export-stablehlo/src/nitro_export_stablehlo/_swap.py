@@ -117,7 +117,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         )
     for name, array in arrays.items() if path.suffix == ".npz" else ():
         # NumPy stores the extended types as bytes without a type, and takes names as keywords.
-        if array.dtype.kind == "V" or name in {"file", "allow_pickle"} or name.endswith(".npy"):
+        if array.dtype.kind in "VO" or name in {"file", "allow_pickle"} or name.endswith(".npy"):
             raise ConfigError(
                 f"`{path.name}` cannot hold `{name}`, a {array.dtype}.",
                 expected="a NumPy dtype, and another name than those NumPy keeps to itself",
@@ -127,7 +127,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         written = Path(folder) / path.name
         with written.open("wb") as sink:
             if path.suffix == ".npz":
-                np.savez(sink, allow_pickle=False, **dict(arrays))
+                # Numbers only. NumPy 2.0 would store a keyword `allow_pickle` as an array.
+                np.savez(sink, **dict(arrays))  # pyright: ignore[reportArgumentType] - no name is a keyword of NumPy
             else:
                 write_tensors(sink, arrays, reverse_axes=False)
         written.replace(path)

@@ -154,7 +154,8 @@ def write_assets(program: ExportProgram, root: Path, versions: Mapping[str, Any]
     write_json(root / PROVENANCE_FILE, facts)
     golden = {f"inputs.{name}": array for name, array in program.golden.inputs.items()}
     golden |= {f"outputs.{name}": array for name, array in program.golden.outputs.items()}
-    np.savez(root / GOLDEN_FILE, allow_pickle=False, **golden)
+    # Numbers only. NumPy 2.0 would store a keyword `allow_pickle` as an array.
+    np.savez(root / GOLDEN_FILE, **golden)  # pyright: ignore[reportArgumentType] - no name is a keyword of NumPy
 
 
 def read_provenance(root: Path) -> Mapping[str, Any]:
