@@ -7,9 +7,6 @@ of them.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from nitro import ExportSpec
 
 FORMAT_VERSION = 1
 HERE = Path(__file__).parent
-NEUTRAL = Path("/tmp/nitro-golden")
 
 
 class Golden(nitro.Experiment):
@@ -95,16 +91,11 @@ def answer(model: Any, raw: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
+    from elsewhere import write_elsewhere
+
+    # The provenance names the run's directory.
     target = HERE / f"bundle-format-{FORMAT_VERSION}"
-    if target.exists():
-        sys.exit(f"{target} is there already; it must stay as it is")
-    # The provenance names the run's directory, which is not to be this checkout.
-    NEUTRAL.mkdir()
-    shutil.copy(__file__, NEUTRAL)
-    code = "import write_bundle; write_bundle.write(write_bundle.Path('out/golden'))"
-    subprocess.run([sys.executable, "-c", code], cwd=NEUTRAL, check=True)
-    shutil.move(NEUTRAL / "out", target)
-    shutil.rmtree(NEUTRAL)
+    write_elsewhere(Path(__file__), made="out", argument="out/golden", target=target)
 
 
 if __name__ == "__main__":

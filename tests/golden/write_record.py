@@ -6,9 +6,6 @@ users have on their disks. `test_golden_records` loads all of them.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ import nitro
 from nitro._checkpoint._index import FORMAT_VERSION
 
 HERE = Path(__file__).parent
-NEUTRAL = Path("/tmp/nitro-golden")
 SEED = 5
 
 
@@ -74,16 +70,11 @@ def params_of(run: nitro.Nitro) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
+    from elsewhere import write_elsewhere
+
+    # A record names the experiment's file and the run's directory.
     target = HERE / f"record-format-{FORMAT_VERSION}"
-    if target.exists():
-        sys.exit(f"{target} is there already; it must stay as it is")
-    # A record names the experiment's file and the run's directory: neither is to be this checkout.
-    NEUTRAL.mkdir()
-    shutil.copy(__file__, NEUTRAL)
-    code = "import write_record; write_record.write(write_record.Path('run'))"
-    subprocess.run([sys.executable, "-c", code], cwd=NEUTRAL, check=True)
-    shutil.move(NEUTRAL / "run", target)
-    shutil.rmtree(NEUTRAL)
+    write_elsewhere(Path(__file__), made="run", argument="run", target=target)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,7 @@ class TopK:
         return sorted(ranked, key=lambda e: (self._cost(e.score), e.step))[: self.k]
 
     def admits(self, score: float | None, entries: Sequence[RecordEntry], *, run: str) -> bool:
-        """Whether a new record of `run` would stay in a directory that holds `entries`."""
-        if self.keep_latest:
-            return True
+        """Whether a new record of `run` would be among the best of a directory with `entries`."""
         best = self.best(self._compared(entries, run))
         is_free = len(best) < self.k
         return score is not None and (is_free or self._cost(score) < self._cost(best[-1].score))

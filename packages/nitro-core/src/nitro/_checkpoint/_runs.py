@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._find import best_of, records_dir
-from ._index import RecordEntry, read_index
+from ._find import best_of
+from ._index import RecordEntry
+from ._records import checkpoints
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ def runs(directory: str | Path) -> list[RunSummary]:
         CheckpointError: The index is damaged, or of another format version.
     """
     by_run: dict[str, list[RecordEntry]] = {}
-    for entry in read_index(records_dir(Path(directory))):
+    for entry in checkpoints(directory):
         by_run.setdefault(entry.run, []).append(entry)
     return sorted(map(_summary, by_run.values()), key=lambda run: run.time, reverse=True)
 

@@ -137,10 +137,10 @@ class RecordWriter:
         return [entry for entry in read_index(self.directory) if entry.run == self.run]
 
     def _is_admitted(self, score: float | None) -> bool:
-        # Most policies admit all: reading the index would hold up the training for nothing.
-        if self.policy.keep_latest:
-            return True
-        return self.policy.admits(score, read_index(self.directory), run=self.run)
+        # The newest stays whatever its score: reading the index would hold up the training.
+        return self.policy.keep_latest or self.policy.admits(
+            score, read_index(self.directory), run=self.run
+        )
 
     def _write(self, entry: RecordEntry, arrays: dict[str, Flat], meta: Mapping[str, Any]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nitro._checkpoint import RecordWriter, TopK, read_index
+from nitro._checkpoint import RecordEntry, RecordWriter, TopK, read_index
 from nitro._experiment import Experiment, RunOptions, has_hook, resolve_option
 from nitro.errors import ConfigError, warn
+
+_ALWAYS_THERE = "val_loss"
+"""The metric of a validation without a `metrics` hook."""
 
 
 def checked_checkpointer(
@@ -28,11 +31,11 @@ def checked_checkpointer(
             f"`checkpointer` is {checkpointer!r}.",
             expected="a `nitro.TopK(...)`, or None to write no records",
         )
-    if checkpointer.metric != "val_loss" and not has_hook(experiment, "metrics"):
+    if checkpointer.metric != _ALWAYS_THERE and not has_hook(experiment, "metrics"):
         raise ConfigError(
             f"`checkpointer` ranks by `{checkpointer.metric}`, but "
             f"`{type(experiment).__name__}` has no `metrics` hook.",
-            expected="the metric `val_loss`, which needs no hook",
+            expected=f"the metric `{_ALWAYS_THERE}`, which needs no hook",
             fix=f"add a `metrics` hook that emits `{checkpointer.metric}`, or drop `metric=`",
         )
     if not checkpointer.keep_latest and "train" in splits:
@@ -59,20 +62,18 @@ def checked_restore_best(given: Any, checkpointer: Any, splits: Mapping[str, Any
 
 def _check_ranked_only(options: RunOptions, splits: Mapping[str, Any]) -> None:
     """Refuses what asks for records without a score where only scored ones are kept."""
-    what = None
     if "val" not in splits:
-        what = "there is no split `val`"
+        what, fix = "there is no split `val`", "add a split `val`"
     elif options.checkpoint_every_steps is not None:
         what = f"`checkpoint_every_steps` is {options.checkpoint_every_steps}"
-    if what is not None:
-        raise ConfigError(
-            f"`TopK(keep_latest=False)` keeps scored records only, and {what}.",
-            expected="records that a validation has scored",
-            fix="leave `keep_latest` out, or "
-            + (
-                "add a split `val`" if "val" not in splits else "leave `checkpoint_every_steps` out"
-            ),
-        )
+        fix = "leave `checkpoint_every_steps` out"
+    else:
+        return
+    raise ConfigError(
+        f"`TopK(keep_latest=False)` keeps scored records only, and {what}.",
+        expected="records that a validation has scored",
+        fix=f"leave `keep_latest` out, or {fix}",
+    )
 
 
 def refuse_unranked_record(policy: TopK) -> None:
@@ -93,9 +94,28 @@ def tell_retention(records: RecordWriter, splits: Mapping[str, Any]) -> None:
     """Warns at setup of what the policy gives up, of others' records too."""
     policy = records.policy
     entries = read_index(records.directory)
-    others = [entry for entry in entries if entry.run != records.run]
+    own = [entry for entry in entries if entry.run == records.run]
+    if policy.scope == "dir":
+        _tell_at_risk(records, [entry for entry in entries if entry not in own])
+    _tell_foreign(records, entries if policy.scope == "dir" else own)
+    if policy.metric != _ALWAYS_THERE and "val" not in splits:
+        warn(
+            f"The checkpointer ranks by `{policy.metric}`, and there is no split `val` that is "
+            "scored: only the newest record is kept."
+        )
+    if not policy.keep_latest:
+        warn(
+            f"`TopK(keep_latest=False)` writes only what is among the best {policy.k} by "
+            f"`{policy.metric}`: a run that is stopped or killed goes on from one of these, and "
+            "repeats what came after it."
+        )
+
+
+def _tell_at_risk(records: RecordWriter, others: Sequence[RecordEntry]) -> None:
+    """Warns of other runs' records that this run may delete."""
+    policy = records.policy
     at_risk = [entry for entry in others if policy.ranks(entry)]
-    if policy.scope == "dir" and at_risk:
+    if at_risk:
         runs = len({entry.run for entry in at_risk})
         warn(
             f'`TopK(scope="dir")` ranks all of `{records.directory}`: training may delete '
@@ -103,7 +123,11 @@ def tell_retention(records: RecordWriter, splits: Mapping[str, Any]) -> None:
             f"{policy.k} by `{policy.metric}`.\n"
             '  fix: use another `run_dir`, or `scope="run"`, to keep them'
         )
-    compared = entries if policy.scope == "dir" else [e for e in entries if e.run == records.run]
+
+
+def _tell_foreign(records: RecordWriter, compared: Sequence[RecordEntry]) -> None:
+    """Warns of records that another metric or mode ranked."""
+    policy = records.policy
     foreign = Counter(
         f"`{entry.metric}` ({entry.mode})"
         for entry in compared
@@ -114,15 +138,4 @@ def tell_retention(records: RecordWriter, splits: Mapping[str, Any]) -> None:
         warn(
             f"Records in `{records.directory}` were ranked otherwise than by `{policy.metric}` "
             f"({policy.mode}): {counts}. They are not compared with new ones, and stay."
-        )
-    if policy.metric != TopK().metric and "val" not in splits:
-        warn(
-            f"The checkpointer ranks by `{policy.metric}`, and there is no split `val` that is "
-            "scored: only the newest record is kept."
-        )
-    if not policy.keep_latest:
-        warn(
-            f"`TopK(keep_latest=False)` writes only what is among the best {policy.k} by "
-            f"`{policy.metric}`: a run that is stopped or killed goes on from one of these, and "
-            "repeats what came after it."
         )
