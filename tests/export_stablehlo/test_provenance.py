@@ -98,3 +98,34 @@ with nitro.Nitro(Typed(), data={}, logger=None, checkpointer=None) as run:
     facts = yaml.safe_load((tmp_path / "m" / "manifest.yaml").read_text())["provenance"]
     assert facts["experiment"] == "Typed"
     assert "git_commit" not in facts
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_two_exports_of_one_state_are_equal_to_the_byte_at_a_given_time(
+    typed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1767225600")
+    with nitro.Nitro(typed(), run_dir=tmp_path / "run", progress=False).train() as run:
+        paths = [
+            nitro.export_model(run, "stablehlo", dir=tmp_path / folder, name="m")
+            for folder in ("a", "b")
+        ]
+    first, second = map(_bytes, paths)
+
+    assert first == second
+    assert len(first) > 5
+    facts = yaml.safe_load((paths[0] / "manifest.yaml").read_text())["provenance"]
+    assert facts["exported_at"] == "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "1e99", "9" * 30])
+def test_a_time_that_is_no_number_of_seconds_is_refused(typed, tmp_path, monkeypatch, text):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", text)
+    run = nitro.Nitro(typed(), run_dir=tmp_path / "run", progress=False)
+
+    with pytest.raises(nitro.errors.ConfigError, match="whole seconds since 1970"):
+        _facts(run, tmp_path)

@@ -77,7 +77,7 @@ def test_unknown_option_lists_those_that_exist(mlp: Make, tmp_path: Path) -> Non
     assert "did you mean `stablehlo_version`?" in error.expected
 
 
-@pytest.mark.parametrize("name", ["not-a-name", "2nd", "class", "self"])
+@pytest.mark.parametrize("name", ["not-a-name", "2nd", "class", "self", "_x", "__x"])
 def test_input_name_that_no_signature_can_have_is_refused(
     name: str, program_of: Make, tmp_path: Path
 ) -> None:

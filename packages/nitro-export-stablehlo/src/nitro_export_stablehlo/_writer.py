@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from jax.extend.mlir.dialects import stablehlo
 
 from nitro.errors import ConfigError, ExportError, warn
-from nitro.export import solve_sizes
+from nitro.export import export_time, solve_sizes
 
 from ._artifact import Signature, make_artifact
 from ._dtypes import BY_TOKEN, find_dtype, has_nan
@@ -336,7 +335,7 @@ def _provenance(
         **({"input_shapes": [dict(values) for values in variants]} if variants else {}),
         **({"constraints": list(program.constraints)} if program.constraints else {}),
         **({"custom_calls": list(calls)} if calls else {}),
-        "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "exported_at": export_time(),
         **program.provenance,
     }
     provenance.pop("git_diff", None)

@@ -100,11 +100,13 @@ def check_input_names(specs: tuple[IOSpec, ...]) -> None:
             arguments, would change or refuse.
     """
     for spec in specs:
-        fits = spec.name.isascii() and spec.name.isidentifier()
+        # TensorFlow renames an argument that begins with an underscore.
+        fits = spec.name.isascii() and spec.name.isidentifier() and spec.name[0] != "_"
         if not fits or keyword.iskeyword(spec.name) or spec.name in {"self", "args", "kwargs"}:
             raise ExportError(
                 f"The input `{spec.name}` cannot be an input of a TensorFlow signature, which is "
                 "called with keyword arguments.",
-                expected="letters, digits and underscores, no digit first, no word of Python",
-                fix="choose another name in `export_inputs`",
+                expected="letters, digits and underscores, a letter first, and no word of Python",
+                fix="choose another name in `export_inputs`; where a field of the batch has this name, "
+                "return it from `export_preprocess`",
             )

@@ -6,6 +6,7 @@ from ._dims import size_symbols as size_symbols
 from ._dims import solve_sizes as solve_sizes
 from ._program import ExportProgram as ExportProgram
 from ._program import Golden as Golden
+from ._provenance import export_time as export_time
 from ._save import backends as backends
 from ._save import export_model as export_model
 from ._spec import ExportSpec as ExportSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 from nitro._run import Session
 from nitro._version import __version__
-from nitro.errors import warn
+from nitro.errors import ConfigError, warn
 
 # A patch that `git apply` takes, however the user likes to see differences.
 _PLAIN_DIFF = (
@@ -38,7 +38,7 @@ def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
         **_run_facts(session),
         "python_version": platform.python_version(),
         "platform": platform.platform(),
-        "exported_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "exported_at": export_time(),
         **{f"{name}_version": metadata.version(name) for name in _PACKAGES},
     }
     root = _source_folder(session)
@@ -46,6 +46,30 @@ def collect_provenance(session: Session) -> tuple[dict[str, Any], bytes | None]:
         return facts, None
     git, patch = _git_facts(root)
     return {**facts, **git}, patch
+
+
+def export_time() -> str:
+    """The time that an artifact is stamped with, in UTC, as `"2026-11-30T08:15:00Z"`.
+
+    It is now, or what `SOURCE_DATE_EPOCH` says: seconds since 1970, by which builds that must
+    be repeatable to the byte fix their dates (https://reproducible-builds.org/specs/source-date-epoch/).
+
+    Raises:
+        ConfigError: `SOURCE_DATE_EPOCH` is set and is not such a number.
+    """
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if text is None:
+        moment = datetime.now(UTC)
+    else:
+        try:
+            moment = datetime.fromtimestamp(int(text), UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise ConfigError(
+                f"`SOURCE_DATE_EPOCH` is {text!r}.",
+                expected="whole seconds since 1970, such as 1767225600",
+                fix="set it to the output of `git log -1 --format=%ct`, or unset it",
+            ) from error
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _run_facts(session: Session) -> dict[str, Any]:
