@@ -4,7 +4,7 @@ from ._code_record import CodeFingerprint
 from ._explain import explain_compiles
 from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
-from ._jaxpr import bodies, jaxprs
+from ._jaxpr import bodies, jaxprs, matmul_flops
 from ._memory import (
     CONVOLUTION_SCRATCH,
     Held,
@@ -42,6 +42,7 @@ __all__ = [
     "has_convolutions",
     "in_units",
     "jaxprs",
+    "matmul_flops",
     "own_traces",
     "program_memory",
     "raised_at",

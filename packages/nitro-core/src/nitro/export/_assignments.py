@@ -47,11 +47,11 @@ class Assignments:
             {symbol: found[i * k % len(found)] for k, (symbol, found) in enumerate(pairs, 1)}
             for i in range(max(map(len, lists)))
         )
-        fitting = [values for values in strided if self._fit(values)]
+        fitting = [values for values in strided if self.fits(values)]
         if not fitting:
             pool = itertools.islice(itertools.product(*lists), MAX_SEARCHED)
             every = (dict(zip(self._symbols, values, strict=True)) for values in pool)
-            fitting = [values for values in every if self._fit(values)][:1]
+            fitting = [values for values in every if self.fits(values)][:1]
         if not fitting:
             raise ExportError(
                 f"No sizes up to {MAX_SEARCHED} keep {', '.join(map(repr, self._constraints))}.",
@@ -59,12 +59,24 @@ class Assignments:
             )
         return fitting
 
+    def enlarge(self, symbol: str) -> list[dict[str, int]]:
+        """Powers of two, and the largest size that is allowed, for one symbol; largest first.
+
+        The other symbols have the smallest values that fit beside them.
+        """
+        powers = {2**i for i in range(7, MAX_SEARCHED.bit_length())}
+        most = next((n for n in range(MAX_SEARCHED, 0, -1) if self.are_allowed({symbol: n})), 0)
+        sizes = sorted({n for n in (*powers, most) if n}, reverse=True)
+        small = self.choose()[0]
+        return [values for n in sizes if self.fits(values := {**small, symbol: n})]
+
     def are_allowed(self, values: Sizes) -> bool:
         """Whether sizes keep those constraints whose names all have values."""
         known = (c for c in self._constraints if constraint_symbols(c) <= set(values))
         return all(is_kept(constraint, values) for constraint in known)
 
-    def _fit(self, values: Sizes) -> bool:
+    def fits(self, values: Sizes) -> bool:
+        """Whether sizes keep the constraints, and no axis would have less than 1."""
         given = {self._batch: 1, **values}
         sizes = (size for spec in self._inputs for size in spec.sizes(1))
         return self.are_allowed(values) and all(evaluate_size(size, given) >= 1 for size in sizes)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from nitro._run import Session
-from nitro.errors import ExportError
 
-from ._difference import describe_difference
-from ._golden import golden_inputs, make_inputs
+from ._golden import golden_inputs
 from ._program import ExportProgram, Golden, abstract_arguments, batch_symbol
 from ._promises import (
     checked_client_specs,
@@ -19,6 +15,7 @@ from ._promises import (
     checked_outputs,
     checked_postprocess,
 )
+from ._proof import prove_symbolic
 from ._provenance import collect_provenance
 from ._refusals import (
     refuse_callbacks,
@@ -28,12 +25,10 @@ from ._refusals import (
     refuse_unstable_calls,
     refuse_unstable_targets,
 )
-from ._request import ExportRequest, check_kept, local_platform
+from ._request import ExportRequest, check_kept
 from ._shapes import ShapeProbe
 from ._tolerance import tolerance_for
 from ._wire import WireForward
-
-_NUM_PROVED = 3
 
 
 def build_program(session: Session, request: ExportRequest) -> ExportProgram:
@@ -92,7 +87,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
     arguments = program.arguments(request.batch_sizes[0], program.golden_sizes)
     refuse_unstable_targets(program, request.batch_sizes[0], forward.owner)
     refuse_draws(forward, program.weight_names, arguments, request.custom_calls)
-    _prove_symbolic(forward, program, probe)
+    prove_symbolic(forward, program, probe)
     return program
 
 
@@ -116,43 +111,3 @@ def _refuse(forward: WireForward, request: ExportRequest, probe: ShapeProbe) -> 
     refuse_constants(forward, jaxpr)
     if request.vjp_order:
         refuse_undifferentiable(forward, names, arguments, weights)
-
-
-def _prove_symbolic(forward: WireForward, program: ExportProgram, probe: ShapeProbe) -> None:
-    """Runs the symbolic program at several sizes, against the hooks traced at those.
-
-    Raises:
-        ExportError: It fails where the same hooks work at that size, or gives other values.
-    """
-    platform = local_platform()
-    if not probe.symbols or platform not in program.platforms:
-        return
-    batch = None if program.dynamic_batch else program.batch_sizes[0]
-    exported = program.exported(batch, platforms=[platform])
-    weights = [jnp.asarray(program.weights[name]) for name in program.weight_names]
-    for values in probe.assignments()[:_NUM_PROVED]:
-        rows = values.get(program.batch_symbol, program.batch_sizes[0])
-        wire = make_inputs(program.inputs, rows, values)
-        told = ", ".join(f"{name} = {value}" for name, value in values.items())
-        try:
-            with forward.wide_types():
-                arguments = [*(wire[spec.name] for spec in program.inputs), *weights]
-                got = exported.call(*arguments)
-                wanted = jax.jit(program.fn)(*arguments)
-        # XLA raises several types for a module that it cannot refine to these sizes.
-        except Exception as error:
-            raise ExportError(
-                f"The symbolic program of `{forward.owner}` fails where {told}: "
-                f"{str(error).splitlines()[0]}",
-                expected="it to run at every size that the export promises",
-                fix='promise the sizes that work with `constraints=`, or write them as "2*k"',
-            ) from error
-        for spec, a, b in zip(program.outputs, got, wanted, strict=True):
-            problem = describe_difference(np.asarray(a), np.asarray(b), program.rtol)
-            if problem:
-                raise ExportError(
-                    f"The output `{spec.name}` of the symbolic program {problem} where {told}.",
-                    expected="what the same hooks give when they are traced at that size",
-                    fix="test no size with `==` in a hook: JAX takes it as False where the size "
-                    "is symbolic",
-                )

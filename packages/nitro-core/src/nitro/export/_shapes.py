@@ -1,26 +1,23 @@
-"""Traces an export at fixed and symbolic sizes, and says what a failing size would need."""
+"""Traces an export at fixed and symbolic sizes, and compares them with what is promised."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from nitro._programs import raised_at
+from nitro._programs import jaxprs, raised_at
 from nitro._trees import Flat
 from nitro.errors import ExportError, NitroError
 
+from ._advice import advise
 from ._assignments import MAX_SEARCHED, Assignments
 from ._dims import Dim, evaluate_size, size_symbols
 from ._program import abstract_arguments, batch_symbol
 from ._spec import ExportSpec
 from ._wire import WireForward
-
-_DIVISORS = (2, 3, 4, 5, 6, 7, 8, 12, 16)
 
 Sizes = Mapping[str, int]
 
@@ -42,9 +39,9 @@ class ShapeProbe:
         self._names = tuple(sorted(weights))
         self.constraints = tuple(constraints)
         inputs = forward.inputs
-        self._batch = batch_symbol(inputs)
-        names = frozenset[str]().union(*(spec.symbols for spec in inputs)) - {self._batch}
-        self.symbols = tuple(sorted(names)) + ((self._batch,) if dynamic_batch else ())
+        self.batch = batch_symbol(inputs)
+        names = frozenset[str]().union(*(spec.symbols for spec in inputs)) - {self.batch}
+        self.symbols = tuple(sorted(names)) + ((self.batch,) if dynamic_batch else ())
         self._assignments = Assignments(inputs, self.constraints, self.symbols)
 
     def outputs(self, batch: int | None, sizes: Sizes | None = None) -> tuple[Any, ...]:
@@ -53,19 +50,25 @@ class ShapeProbe:
         Raises:
             ExportError: The hooks cannot take these sizes; names the user's line.
         """
-        arguments = abstract_arguments(
-            self._forward.inputs, self._weights, self.constraints, batch, sizes
-        )
         try:
-            with self._forward.wide_types():
-                return jax.eval_shape(self._forward.make(self._names), *arguments)
+            return self.trace(batch, sizes)
         except NitroError:
             raise
         # The user's hooks raise anything, and JAX many types for sizes that do not fit.
         except Exception as error:
-            if batch is None or set(self.symbols) - {self._batch} - set(sizes or {}):
+            if batch is None or set(self.symbols) - {self.batch} - set(sizes or {}):
                 raise self._inconclusive(error) from error
             raise self._unfit(error) from error
+
+    def trace(self, batch: int | None, sizes: Sizes | None = None) -> tuple[Any, ...]:
+        """The abstract outputs; raises whatever the hooks raise."""
+        with self._forward.wide_types():
+            return jax.eval_shape(self._program, *self._arguments(batch, sizes))
+
+    def jaxpr(self, batch: int | None, sizes: Sizes | None = None) -> Any:
+        """The trace itself; raises whatever the hooks raise."""
+        with self._forward.wide_types():
+            return jax.make_jaxpr(self._program)(*self._arguments(batch, sizes))
 
     def resolved(self, batch_sizes: Sequence[int], *, keep_dtypes: bool) -> tuple[ExportSpec, ...]:
         """The output specs with dtype and shape, after traces at two batch sizes.
@@ -95,20 +98,20 @@ class ShapeProbe:
         """
         if not self.symbols:
             return
-        is_dynamic = self._batch in self.symbols
+        is_dynamic = self.batch in self.symbols
         self.outputs(None if is_dynamic else batch_sizes[0])
-        for values in self.assignments():
-            batch = values.get(self._batch, batch_sizes[0])
+        for values in (*self.assignments(), *self.large()):
+            batch = values.get(self.batch, batch_sizes[0])
             try:
                 got = self.outputs(batch, values)
             except ExportError as error:
                 raise self._failing(values, error) from error
             for spec, array in zip(outputs, got, strict=True):
-                wanted = spec.fixed_sizes(batch, {**values, self._batch: batch})
+                wanted = spec.fixed_sizes(batch, {**values, self.batch: batch})
                 if array.shape != wanted:
                     raise ExportError(
                         f"The output `{spec.name}` has the shape {array.shape} where "
-                        f"{_told(values)}.",
+                        f"{describe_sizes(values)}.",
                         expected=f"{wanted}: {spec.shape} by the symbolic trace",
                         fix="test no symbolic size with `==` in a hook: JAX takes that as False",
                     )
@@ -117,13 +120,34 @@ class ShapeProbe:
         """Sizes to try for all symbols, which keep the constraints."""
         return self._assignments.choose()
 
+    def large(self) -> list[dict[str, int]]:
+        """For each symbol the largest size to try, others small; all keep the constraints."""
+        return [found[0] for found in map(self._assignments.enlarge, self.symbols) if found]
+
+    def enlarge(self, symbol: str) -> list[dict[str, int]]:
+        """Large sizes of one symbol, the largest first, others small; all keep the constraints."""
+        return self._assignments.enlarge(symbol)
+
     def is_allowed(self, values: Sizes) -> bool:
         """Whether sizes keep those constraints whose names all have values."""
         return self._assignments.are_allowed(values)
 
+    @property
+    def _program(self) -> Any:
+        return self._forward.make(self._names)
+
+    def _arguments(self, batch: int | None, sizes: Sizes | None) -> list[jax.ShapeDtypeStruct]:
+        inputs = self._forward.inputs
+        return abstract_arguments(inputs, self._weights, self.constraints, batch, sizes)
+
+    @property
+    def _rows(self) -> int:
+        """A number of rows to trace with where the batch is no symbol."""
+        return self._allowed_batch(1)
+
     def _allowed_batch(self, least: int) -> int:
         search = range(least, least + MAX_SEARCHED)
-        return next((n for n in search if self.is_allowed({self._batch: n})), least)
+        return next((n for n in search if self.is_allowed({self.batch: n})), least)
 
     def _unfit(self, error: Exception) -> ExportError:
         return ExportError(
@@ -141,79 +165,64 @@ class ShapeProbe:
             f"`{self._forward.owner}` does not work for every size of {symbols}{_where(error)}: "
             f"{_first_line(error)}",
             expected="a trace that holds for all sizes of at least 1 that keep the constraints",
-            fix=self._promise_that_helps(_first_line(error)),
+            fix=advise(self, _first_line(error)),
         )
 
-    def _promise_that_helps(self, message: str) -> str:
-        """Tries out which promise about the sizes lets the symbolic trace succeed."""
-        constraint = _compared(message)
-        if constraint and self._traces(constraints=(constraint,)):
-            return f'promise it: pass `constraints=("{constraint}",)`'
-        for divisor, symbol in itertools.product(_DIVISORS, self.symbols):
-            if symbol != self._batch and self._traces(multiple=(symbol, divisor)):
-                return (
-                    f'promise a multiple: write "{divisor}*k" instead of "{symbol}" in '
-                    "`export_inputs`"
-                )
-            constraint = f"mod({symbol}, {divisor}) == 0"
-            if symbol == self._batch and self._traces(constraints=(constraint,)):
-                return f'promise a multiple: pass `constraints=("{constraint}",)`'
-        return "let no hook branch on a symbolic size, or write the size as an expression"
+    def fits(self, values: Sizes) -> bool:
+        """Whether sizes keep the constraints, and no axis would have less than 1."""
+        return self._assignments.fits(values)
 
-    def _traces(
-        self, *, constraints: Sequence[str] = (), multiple: tuple[str, int] | None = None
-    ) -> bool:
+    def works(self, values: Sizes) -> bool:
+        """Whether a trace at fixed sizes succeeds; False where they break a constraint."""
+        if not self.fits(values):
+            return False
+        try:
+            self.outputs(values.get(self.batch, self._rows), values)
+        except NitroError:
+            return False
+        return True
+
+    def numbers(self, values: Sizes) -> frozenset[int]:
+        """All sizes of arrays in a trace at fixed sizes."""
+        inner = jaxprs(self.jaxpr(values.get(self.batch, self._rows), values))
+        equations = (equation for opened in inner for equation in opened.jaxpr.eqns)
+        atoms = (atom for equation in equations for atom in (*equation.invars, *equation.outvars))
+        shapes = (getattr(atom.aval, "shape", ()) for atom in atoms)
+        return frozenset(size for shape in shapes for size in shape if isinstance(size, int))
+
+    def problem_with(
+        self, constraints: Sequence[str], multiple: tuple[str, int] | None = None
+    ) -> str | None:
+        """Why the symbolic trace, or one at fixed sizes, fails under more promises; else None."""
         inputs = self._forward.inputs
         if multiple is not None:
-            inputs = tuple(_with_multiple(spec, *multiple) for spec in inputs)
+            changed = tuple(_with_multiple(spec, *multiple) for spec in inputs)
+            if changed == inputs:
+                return f"no axis has the size {multiple[0]}"
+            inputs = changed
         probe = ShapeProbe(
             self._forward.promising(inputs),
             self._weights,
             (*self.constraints, *constraints),
-            dynamic_batch=self._batch in self.symbols,
-        )
-        arguments = abstract_arguments(
-            inputs, self._weights, probe.constraints, None if self._batch in self.symbols else 1
+            dynamic_batch=self.batch in self.symbols,
         )
         try:
-            with self._forward.wide_types():
-                jax.eval_shape(probe._forward.make(self._names), *arguments)
-        # As above: the hooks raise anything.
-        except Exception:  # noqa: BLE001
-            return False
-        return True
+            probe.trace(None if self.batch in self.symbols else self._rows)
+            for values in (*probe.assignments(), *probe.large()):
+                probe.trace(values.get(self.batch, self._rows), values)
+        # The user's hooks raise anything, and JAX many types for sizes that do not fit.
+        except Exception as error:  # noqa: BLE001
+            return _first_line(error)
+        return None
 
     def _failing(self, values: Sizes, error: ExportError) -> ExportError:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         return ExportError(
-            f"`{self._forward.owner}` fails where {_told(values)}{_where(cause)}: "
+            f"`{self._forward.owner}` fails where {describe_sizes(values)}{_where(cause)}: "
             f"{_first_line(cause)}",
             expected="it to work for every size that the export promises",
-            fix=self._helpful(values),
+            fix=advise(self, _first_line(cause)),
         )
-
-    def _helpful(self, failing: Sizes) -> str:
-        """Finds which multiples of a size work, where others fail."""
-        for symbol in self.symbols:
-            for divisor in _DIVISORS:
-                good = (divisor, 2 * divisor, 3 * divisor)
-                works = all(self._works({**failing, symbol: n}) for n in good)
-                if failing[symbol] % divisor and works:
-                    constraint = f'`constraints=("mod({symbol}, {divisor}) == 0",)`'
-                    if symbol == self._batch:
-                        return f"only multiples of {divisor} work: pass {constraint}"
-                    return (
-                        f'only multiples of {divisor} work: write "{divisor}*k" instead of '
-                        f'"{symbol}" in `export_inputs`, or pass {constraint}'
-                    )
-        return "say with `constraints=` which sizes are meant, or make the hook take all"
-
-    def _works(self, values: Sizes) -> bool:
-        try:
-            self.outputs(values.get(self._batch, 1), values)
-        except NitroError:
-            return False
-        return True
 
 
 def _resolved(
@@ -283,21 +292,6 @@ def _are_equal(promised: Sequence[Dim], got: Sequence[Dim]) -> bool:
     return True
 
 
-def _compared(message: str) -> str:
-    """The constraint that would decide a comparison which JAX could not; "" if none."""
-    found = re.search(r"comparison '(.+?)' (>=|<=|>|<|==) '(.+?)' is inconclusive", message)
-    if not found:
-        return ""
-    left, relation, right = found.groups()
-    strict = {">": 1, "<": -1}.get(relation, 0)
-    try:
-        right = str(int(right) + strict)
-    except ValueError:
-        right += f" {strict:+d}" if strict else ""
-    kept = relation if relation in {">=", "<=", "=="} else relation + "="
-    return f"{left} {kept} {right}"
-
-
 def _with_multiple(spec: ExportSpec, symbol: str, divisor: int) -> ExportSpec:
     assert spec.shape is not None
     sizes = (f"{divisor}*{symbol}" if size == symbol else size for size in spec.shape)
@@ -316,5 +310,5 @@ def _where(error: BaseException) -> str:
     return "" if line is None else f" ({line})"
 
 
-def _told(values: Sizes) -> str:
+def describe_sizes(values: Sizes) -> str:
     return ", ".join(f"{name} = {values[name]}" for name in values)
