@@ -6,7 +6,7 @@ import linecache
 import pydoc
 from dataclasses import InitVar, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -141,16 +141,69 @@ def test_structural_value_that_does_not_fit_is_refused(name: str, given: Any) ->
         Typed(**{name: given})
 
 
-def test_device_and_host_values_are_stored_as_given() -> None:
+def test_host_values_and_device_arrays_that_fit_are_stored_as_given() -> None:
     class Loose(nitro.Experiment):
         rate: Device[float] = 0.5
         path: str = ""
 
-    array = np.arange(3)
+    array = np.arange(3.0)
     experiment = Loose(rate=array, path=7)  # pyright: ignore[reportArgumentType]
 
     assert experiment.rate is array
     assert experiment.path == 7
+
+
+class Pull(NamedTuple):
+    near: float
+    far: float
+
+
+class Traced(nitro.Experiment):
+    rate: Device[float] = 1
+    steps: Device[int] = 3
+    limit: Device[float | None] = None
+    pair: Device[tuple[float, int]] = (1, 2)
+    table: Device[dict[str, float]] = field(default_factory=lambda: {"a": 1})
+    pull: Device[Pull] = Pull(1, 2)
+    free: Device[Any] = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "stored"),
+    [
+        ("rate", 2, 2.0),
+        ("rate", np.int64(2), 2.0),
+        ("rate", np.float16(0.5), 0.5),
+        ("steps", 4.0, 4),
+        ("limit", 2, 2.0),
+        ("pair", [2, 3.0], [2.0, 3]),
+        ("table", {"b": 2}, {"b": 2.0}),
+        ("pull", Pull(3, 4), Pull(3.0, 4.0)),
+        ("free", 2, 2),
+    ],
+)
+def test_declared_type_decides_what_a_device_field_holds(
+    name: str, given: Any, stored: Any
+) -> None:
+    experiment = Traced(**{name: given})
+
+    assert repr(getattr(experiment, name)) == repr(stored)
+    assert repr((experiment.rate, Traced().table)) == f"({float(experiment.rate)}, {{'a': 1.0}})"
+
+
+@pytest.mark.parametrize(("name", "given"), [("rate", True), ("rate", "1"), ("steps", 2.5)])
+def test_number_that_a_device_field_cannot_hold_is_refused(name: str, given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"`Traced\.{name}` is [\s\S]*the declared type"):
+        Traced(**{name: given})
+
+
+def test_integers_of_a_device_field_of_floats_become_floats() -> None:
+    whole = Traced(rate=np.arange(3), steps=np.array([1.0, 2.0]))  # pyright: ignore[reportArgumentType]
+
+    assert np.asarray(whole.rate).dtype.kind == "f"
+    assert np.asarray(whole.steps).tolist() == [1, 2]
+    with pytest.raises(ConfigError, match=r"`Traced\.steps`"):
+        Traced(steps=np.array([1.5]))  # pyright: ignore[reportArgumentType]
 
 
 def test_experiment_is_frozen_and_replace_checks() -> None:
@@ -414,6 +467,15 @@ def test_class_of_a_notebook_keeps_its_docs_and_lines() -> None:
         ("sizes=(3, 5)", "sizes", (3, 5)),
         ("limit=none", "limit", None),
         ("folder=a/b", "folder", Path("a/b")),
+        ("folder=5", "folder", Path("5")),
+        ("count=1e1", "count", 10),
+        ("count=007", "count", 7),
+        ("rate=inf", "rate", float("inf")),
+        ("flag=0", "flag", False),
+        ("flag=Yes", "flag", True),
+        ("name=0", "name", "0"),
+        ("name=no", "name", "no"),
+        ("limit=1", "limit", 1),
     ],
 )
 def test_word_of_a_command_line_is_read_by_the_declared_type(
@@ -426,6 +488,8 @@ def test_word_of_a_command_line_is_read_by_the_declared_type(
     ("text", "words"),
     [
         ("count", "`count` sets nothing"),
+        ("flag=2", "does not fit the field `Typed.flag`"),
+        ("count=yes", "does not fit the field `Typed.count`"),
         ("count=2.5", r"`count=2\.5` does not fit[\s\S]*declared type int"),
         ("cuont=2", r"no field `cuont`[\s\S]*did you mean `count`"),
     ],

@@ -23,6 +23,8 @@ import pytest
 from flax import nnx
 
 import nitro
+from nitro._run import session_of
+from nitro.errors import ConfigError
 
 PEAK, TOTAL = 0.1, 100
 
@@ -143,3 +145,42 @@ def test_update_k_uses_the_rate_of_step_k(make_run: Any) -> None:
 
     rates = [float(ROWS["cosine with warm-up"][1](12)(step)) for step in range(12)]
     np.testing.assert_allclose(run.model.kernel[...], -sum(rates), rtol=1e-6)
+
+
+def linear_to_zero(peak: float, total: int) -> Any:
+    return optax.linear_schedule(peak, 0.0, total)
+
+
+def warm_linear_to_zero(peak: float, total: int) -> Any:
+    warm_up = max(1, total // 5)
+    parts = [
+        optax.linear_schedule(0.0, peak, warm_up),
+        optax.linear_schedule(peak, 0.0, total - warm_up),
+    ]
+    return optax.join_schedules(parts, [warm_up])
+
+
+@pytest.mark.parametrize("made", [linear_to_zero, warm_linear_to_zero])
+@pytest.mark.parametrize("peak", [1e-3, 0.05])
+@pytest.mark.parametrize("total", [3, 5, 7, 11, 13])
+def test_decay_to_zero_stays_at_zero(
+    plane: Any, make_run: Any, made: Any, peak: float, total: int
+) -> None:
+    schedules = {"learning_rate": lambda _: made(peak, total)}
+    run = make_run(plane(), schedules=schedules, max_epochs=5, checkpointer=None, progress=False)
+
+    optimizer: Any = session_of(run).setup.optimizer
+
+    rates = optimizer.table[np.arange(20)][:, 0]
+    assert rates.min() == 0
+    assert (rates[total:] == 0).all()
+    by_hand = [max(0.0, float(made(peak, total)(step))) for step in range(20)]
+    # By a rounding of the peak at most: XLA fuses what eager optax rounds twice.
+    np.testing.assert_allclose(rates, by_hand, rtol=1e-6, atol=peak * 1e-6)
+
+
+def test_rate_below_zero_by_more_than_rounding_is_refused(plane: Any, make_run: Any) -> None:
+    schedules = {"learning_rate": lambda _: lambda step: 1e-3 - 1e-3 * (1 + 1e-5) * (step > 2)}
+
+    with pytest.raises(ConfigError, match=r"is -\d.*e-0[89] at step 3, counted from 0"):
+        make_run(plane(), schedules=schedules)

@@ -17,7 +17,7 @@ from ._presets import preset_keywords
 from ._read import field_names, field_value, field_values, group_code
 from ._routing import Route, listed, read_route, read_routes
 from ._source import locate
-from ._values import checked_value
+from ._values import checked_value, traced_value
 from ._view import compile_view
 
 __all__ = [
@@ -49,5 +49,6 @@ __all__ = [
     "resolve_option",
     "resolve_options",
     "resolve_source",
+    "traced_value",
     "warn_misspelt",
 ]

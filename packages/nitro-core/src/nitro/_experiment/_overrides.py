@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,11 @@ def check_names(owner: str, entries: Entries, names: Mapping[str, Any]) -> None:
 
 
 def parse_override(experiment: Any, text: str) -> tuple[str, Any]:
-    """Reads `name=value` as a command line has it, by the field's declared type.
+    """Reads `name=value` as a command line has it: the field's declared type decides.
+
+    The text is taken for the first of these that the type can hold exactly: a Python literal
+    (`3`, `1e1`, `'a'`, `(3, 5)`; true, false and none in any case), the text itself, a path,
+    a yes or no (`1`, `0`, `yes`, `no`, `on`, `off`), a number (`inf`, `nan`, `007`).
 
     Args:
         experiment: The experiment class.
@@ -97,16 +102,24 @@ def parse_override(experiment: Any, text: str) -> tuple[str, Any]:
     )
 
 
-def _readings(text: str) -> list[Any]:
-    """What a word may mean, the likeliest first: a Python literal, itself, a path."""
-    words = {"true": True, "false": False, "none": None}
-    readings: list[Any] = [text, Path(text)]
-    if text.lower() in words:
-        return [words[text.lower()], *readings]
-    try:
-        return [ast.literal_eval(text), *readings]
-    except (ValueError, SyntaxError):
-        return readings
+def _readings(text: str) -> Iterator[Any]:
+    """What a word may mean, the likeliest first; see `parse_override`."""
+    word = text.strip().lower()
+    if word in _LITERALS:
+        yield _LITERALS[word]
+    else:
+        with suppress(ValueError, SyntaxError):
+            yield ast.literal_eval(text.strip())
+    yield text
+    yield Path(text)
+    if word in _YES_OR_NO:
+        yield _YES_OR_NO[word]
+    with suppress(ValueError):
+        yield float(word)
+
+
+_LITERALS = {"true": True, "false": False, "none": None}
+_YES_OR_NO = {"1": True, "0": False, "yes": True, "no": False, "on": True, "off": False}
 
 
 def _overridden(

@@ -15,7 +15,7 @@ from ._fields import FieldInfo, Residency
 
 
 def checked_value(owner: str, field: FieldInfo, value: Any, *, strict: bool = False) -> Any:
-    """The value as the field stores it: converted where structural, else as given.
+    """The value as the field stores it: converted where a trace sees it, else as given.
 
     Args:
         owner: The experiment's class name.
@@ -24,12 +24,13 @@ def checked_value(owner: str, field: FieldInfo, value: Any, *, strict: bool = Fa
         strict: Whether to convert whatever the residency.
 
     Raises:
-        ConfigError: A structural value that its declared type cannot hold exactly.
+        ConfigError: A value that its declared type cannot hold exactly.
     """
-    if field.residency is not Residency.GRAPH_CONST and not strict:
-        return value
     try:
-        return _convert(value, field.type)
+        if strict or field.residency is Residency.GRAPH_CONST:
+            value = _convert(value, field.type)
+        is_device = field.residency is Residency.DEVICE
+        return traced_value(value, field.type) if is_device else value
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"`{owner}.{field.name}` is {value!r} ({type(value).__name__}).",
@@ -68,7 +69,7 @@ def _require(value: Any, *, fits: bool) -> Any:
 
 
 def _convert_scalar(value: Any, target: type) -> Any:
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) or (hasattr(value, "dtype") and value.ndim == 0):
         value = value.item()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if target in (bool, str):
@@ -111,6 +112,59 @@ def _convert_enum(value: Any, target: type[enum.Enum]) -> enum.Enum:
     if isinstance(value, str) and value in target.__members__:
         return target[value]
     return target(value)
+
+
+def traced_value(value: Any, declared: Any) -> Any:
+    """The value of a Device field: the declared type decides the dtype of numbers.
+
+    Of an array, a declared number is the dtype of its entries. What is declared as no number,
+    and no container of numbers, stays as it is given.
+
+    Raises:
+        TypeError: The declared number cannot hold it.
+        ValueError: Likewise.
+    """
+    origin, parts = get_origin(declared) or declared, get_args(declared)
+    if origin in _NUMBERS:
+        is_array = hasattr(value, "dtype") and value.ndim > 0
+        return _convert_array(value, origin) if is_array else _convert_scalar(value, origin)
+    if origin in (typing.Union, types.UnionType):
+        numbers = tuple(option for option in parts if option in _NUMBERS)
+        is_number = isinstance(value, int | float | complex | np.generic)
+        return _convert_union(value, numbers) if numbers and is_number else value
+    if not isinstance(value, tuple | list | dict) or not isinstance(origin, type):
+        return value
+    return _traced_container(value, origin, parts)
+
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def _traced_container(value: Any, origin: type, parts: tuple[Any, ...]) -> Any:
+    if isinstance(value, dict):
+        of_values = parts[1] if len(parts) == 2 else Any
+        items = typing.cast("dict[Any, Any]", value).items()
+        return {key: traced_value(item, of_values) for key, item in items}
+    if hasattr(origin, "_fields") and isinstance(value, origin):  # a NamedTuple
+        parts = tuple(typing.get_type_hints(origin).values())
+    is_of_any_length = parts[1:] == (Ellipsis,) or issubclass(origin, list)
+    if is_of_any_length:
+        parts = parts[:1] * len(value)
+    if len(parts) != len(value):
+        return value
+    make = getattr(type(value), "_make", type(value))
+    return make(map(traced_value, value, parts))
+
+
+def _convert_array(value: Any, target: type) -> Any:
+    """An array of the entries that a declared number has; one that fits is itself."""
+    array = np.asarray(value)
+    if target is float and array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if target is int and array.dtype.kind == "f":
+        whole = array.astype(np.int64)
+        return _require(whole, fits=bool((whole == array).all()))
+    return value
 
 
 def type_name(declared: Any) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nitro._experiment import Residency, field_names
+from nitro._experiment import Residency, field_names, traced_value
 from nitro._trees import describe_array, describe_tree, too_wide
 from nitro.errors import ConfigError, did_you_mean
 
@@ -48,6 +49,9 @@ def _checked(session: Session, name: str, value: Any) -> Any:
             fix=f"build the handle without a schedule for `{name}` to set it by hand",
         )
     current = session.device[name]
+    # What the declared type cannot hold is refused below, in the words of this call.
+    with suppress(TypeError, ValueError, OverflowError):
+        value = traced_value(value, session.setup.experiment.fields()[name].type)
     if jax.tree.structure(value) != jax.tree.structure(current):
         raise ConfigError(
             f"`set_device({name}=...)` got {describe_tree(value)}.",
