@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nitro import __version__, _cli
+from nitro._cli import _backends
 from nitro._plugins import Discovery, InstalledBackend, PluginFailure
 from nitro.errors import BackendError, ConfigError
 from nitro.hooks import BackendInfo
@@ -52,7 +53,7 @@ def test_usage_error_exits_with_2(run: Any, words: list[str]) -> None:
 
 def test_error_is_one_message_on_stderr(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     error = ConfigError("`width` is -1.", expected="a positive integer", fix="--set width=1")
-    monkeypatch.setattr(_cli, "discover", _raise(error))
+    monkeypatch.setattr(_backends, "discover", _raise(error))
 
     assert run("backends") == (
         1,
@@ -62,7 +63,7 @@ def test_error_is_one_message_on_stderr(run: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_unforeseen_error_says_how_to_see_more(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cli, "discover", _raise(KeyError("x")))
+    monkeypatch.setattr(_backends, "discover", _raise(KeyError("x")))
 
     code, out, err = run("backends")
 
@@ -74,7 +75,7 @@ def test_unforeseen_error_says_how_to_see_more(run: Any, monkeypatch: pytest.Mon
 def test_debug_shows_the_traceback(
     run: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    monkeypatch.setattr(_cli, "discover", _raise(ConfigError("`width` is -1.")))
+    monkeypatch.setattr(_backends, "discover", _raise(ConfigError("`width` is -1.")))
 
     code, _, err = run(*words)
 
@@ -101,7 +102,7 @@ def test_backends_lists_what_works_and_what_failed(
     )
     toy = InstalledBackend(info=info, plugin="toy", distribution="nitro-toy 2.1")
     found = Discovery(backends=MappingProxyType({"toy": toy}), failures=(failure,))
-    monkeypatch.setattr(_cli, "discover", lambda: found)
+    monkeypatch.setattr(_backends, "discover", lambda: found)
 
     code, out, _ = run("backends")
 
@@ -117,7 +118,7 @@ def test_backends_lists_what_works_and_what_failed(
 
 def test_backends_says_how_to_install_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Discovery(backends=MappingProxyType({}), failures=())
-    monkeypatch.setattr(_cli, "discover", lambda: nothing)
+    monkeypatch.setattr(_backends, "discover", lambda: nothing)
 
     code, out, _ = run("backends")
 

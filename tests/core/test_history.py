@@ -57,7 +57,6 @@ def test_loss_column_is_the_mean_over_the_epochs_steps(
 
 def test_history_shows_as_a_table_with_the_best_epoch_starred(trained_plane: nitro.Nitro) -> None:
     history = trained_plane.history
-    assert history.best is not None
     rows = repr(history).splitlines()
 
     assert rows[0].split() == ["epoch", "step", "loss", "val_loss"]
@@ -69,10 +68,29 @@ def test_history_shows_as_a_table_with_the_best_epoch_starred(trained_plane: nit
 def test_new_handle_has_an_empty_history(plane: Any, make_run: Any) -> None:
     history = make_run(plane()).history
 
-    assert (len(history), list(history), history.best) == (0, [], None)
+    assert (len(history), list(history), history.has_best) == (0, [], False)
     assert repr(history).split() == ["epoch", "step", "loss"]
     with pytest.raises(ConfigError, match=r"no epoch 1\.[\s\S]*holds: none"):
         history[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "metric", "problem"),
+    [
+        ([], "acc", "no epoch has finished"),
+        ([{"epoch": 1, "step": 4, "loss": 1.0}], "acc", "none of 1 has a finite `acc`"),
+        ([{"epoch": 1, "acc": float("nan")}], "acc", "none of 1 has a finite `acc`"),
+        ([{"epoch": 1, "step": 4, "loss": 1.0}], None, "no metric to rank by"),
+    ],
+)
+def test_best_epoch_before_one_is_scored_is_an_error_that_says_so(
+    rows: Any, metric: Any, problem: str
+) -> None:
+    history = History(rows, metric=metric)
+
+    with pytest.raises(ConfigError, match=rf"no best epoch: .*{problem}[\s\S]*has_best"):
+        _ = history.best
+    assert not history.has_best
 
 
 def test_unknown_epoch_and_column_say_what_there_is(trained_plane: nitro.Nitro) -> None:
@@ -212,7 +230,6 @@ def test_plot_has_a_panel_for_each_curve_with_the_best_marked(
     figure = trained_plane.plot(tmp_path / "out" / "curves.png")
 
     best = trained_plane.history.best
-    assert best is not None
     assert [axes.get_title() for axes in figure.axes] == ["train loss", "val_loss"]
     labels = figure.axes[1].get_legend().get_texts()
     assert labels[0].get_text().startswith(f"best epoch {best['epoch']}: ")

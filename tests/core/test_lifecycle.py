@@ -150,7 +150,7 @@ def test_a_requested_stop_leaves_a_record_in_mid_epoch(handle, device_data):
 
     run.train()
 
-    assert (run.step, run.epoch, run.stop_reason) == (7, 0, "requested")
+    assert (run.step, run.epoch, run.stop_reason) == (7, 0, "stopped")
     assert len(run.history) == 0
     assert (run.run_dir / "checkpoints" / "epoch0000-step00000007").is_dir()
 
@@ -161,9 +161,9 @@ def test_a_stop_requested_at_the_end_of_an_epoch_finishes_it(handle):
 
     run.train()
 
-    assert (run.epoch, run.stop_reason) == (1, "requested")
+    assert (run.epoch, run.stop_reason) == (1, "stopped")
     assert len(run.history) == 1
-    assert log_lines(run)[-1] == {"type": "finish", "status": "early_stop"}
+    assert log_lines(run)[-1] == {"type": "finish", "status": "stopped"}
 
 
 def test_a_stop_may_come_from_another_thread(handle):
@@ -180,7 +180,7 @@ def test_a_stop_may_come_from_another_thread(handle):
     run.train()
     thread.join()
 
-    assert run.stop_reason == "requested"
+    assert run.stop_reason == "stopped"
 
 
 def test_device_field_keeps_no_memory_of_the_user(handle):
@@ -249,32 +249,81 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import nitro
 from test_lifecycle import Line
-run = nitro.Nitro(Line(max_epochs=1_000_000), run_dir=sys.argv[2])
-run.on_phase(lambda event: event.epoch == 1 and print("going", flush=True))
-run.train()
-print(run.stop_reason, run.step, flush=True)
+for name in ("first", "second"):
+    run = nitro.Nitro(Line(max_epochs=1_000_000), run_dir=f"{sys.argv[2]}/{name}")
+    run.on_phase(lambda event: event.epoch == 1 and print("going", flush=True))
+    run.train(**{keywords})
+    print(run.stop_reason, run.step, flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_gracefully_with_a_record(tmp_path, number):
-    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ})
+def signalled(tmp_path, number, keywords="{}"):
+    """What a script with two runs left when its first one got a signal: code, stdout, stderr."""
+    script = SCRIPT.replace("{keywords}", keywords)
+    words = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
-
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
 
-    reason, step = out.splitlines()[-1].split()
-    names = [p.name for p in (tmp_path / "checkpoints").iterdir()]
-    assert process.returncode == 0
-    assert reason == "requested"
-    assert any(f"step{int(step):08d}" in name for name in names)
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, -signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")],
+)
+def test_a_signal_ends_the_program_once_the_checkpoint_is_safe(tmp_path, number, code, word):
+    returncode, _, err = signalled(tmp_path, number)
+
+    (said,) = re.findall(rf"{word}: stopped after epoch (\d+)/1000000, step (\d+)", err)
+    (path,) = re.findall(r"  checkpoint: (.+)", err)
+    resumed = nitro.Nitro(Line(max_epochs=1_000_000), run_dir=tmp_path / "first", resume="auto")
+    assert returncode == code
+    assert f"{word}: stopping at the next step boundary" in err
+    assert (resumed.epoch, resumed.step) == tuple(map(int, said))
+    assert nitro.checkpoint_info(path)["step"] == resumed.step
+    assert f'nitro.Nitro(Line(...), run_dir="{tmp_path}/first", resume="auto").train()' in err
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_signal_may_return(tmp_path):
+    returncode, out, err = signalled(
+        tmp_path, signal.SIGTERM, '{"on_interrupt": "return"} if name == "first" else sys.exit(7)'
+    )
+
+    assert returncode == 7
+    assert out.splitlines()[-1].startswith("stopped ")
+    assert "  checkpoint: " in err
+
+
+def test_an_interrupted_run_without_checkpoints_says_so(handle, capfd):
+    run = handle(Line(max_epochs=1000))
+    interrupts = {2: signal.SIGINT}
+
+    def interrupt(event):
+        if event.phase is Phase.EVALUATING and event.epoch in interrupts:
+            signal.raise_signal(interrupts.pop(event.epoch))
+
+    run.on_phase(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+
+    said = capfd.readouterr().err
+    assert run.stop_reason == "stopped"
+    assert "Ctrl-C: stopped after epoch 2/1000, step 20" in said
+    assert "checkpoint: none, so this run cannot be resumed" in said
+    assert log_lines(run)[-1] == {"type": "finish", "status": "stopped"}
+
+
+def test_an_answer_to_interrupts_that_is_none_is_refused(handle):
+    with pytest.raises(ConfigError, match=r'on_interrupt=.ignore.\)[\s\S]*"raise"[\s\S]*fix: '):
+        handle().train(on_interrupt="ignore")
 
 
 def test_a_terminal_is_told_that_training_stops(tmp_path):
-    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(tmp_path)]
+    script = SCRIPT.replace("{keywords}", "{}")
+    words = [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)]
     screen, terminal = pty.openpty()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)
@@ -295,7 +344,7 @@ def test_a_terminal_is_told_that_training_stops(tmp_path):
     watcher.join()
     os.close(screen)
 
-    assert b"with a record; Ctrl-C again aborts" in b"".join(shown)
+    assert b"with a checkpoint; Ctrl-C again aborts" in b"".join(shown)
 
 
 def test_a_monitor_may_evaluate_without_being_called_again(handle):
@@ -336,9 +385,9 @@ def test_a_second_interrupt_aborts(handle):
     with pytest.raises(KeyboardInterrupt):
         run.train()
 
-    assert run.stop_reason == "error"
+    assert run.stop_reason == "failed"
     assert run.phase is Phase.FAILED
-    assert log_lines(run)[-1]["status"] == "error"
+    assert log_lines(run)[-1]["status"] == "failed"
 
 
 def test_early_stopping_waits_for_its_patience(handle):

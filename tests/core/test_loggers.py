@@ -154,22 +154,22 @@ def test_params_hold_the_device_values_of_now(plane: Any, make_run: Any) -> None
     assert logger.calls[0][1]["rate"] == 0.3
 
 
-@pytest.mark.parametrize("reason", ["early_stop", "requested"])
-def test_a_stop_before_the_horizon_finishes_as_early_stop(
+@pytest.mark.parametrize("reason", ["early_stop", "stopped"])
+def test_log_says_in_the_words_of_the_handle_how_a_run_ended(
     plane: Any, make_run: Any, reason: str
 ) -> None:
     logger = Recorder()
     stopper = types.SimpleNamespace(should_stop=lambda epoch, metrics: reason == "early_stop")
     run = make_run(plane(), max_epochs=3, logger=logger, early_stop=stopper)
-    run.on_phase(lambda event: event.metrics and reason == "requested" and run.request_stop())
+    run.on_phase(lambda event: event.metrics and reason == "stopped" and run.request_stop())
 
     run.train()
 
     assert run.stop_reason == reason
-    assert logger.calls[-1] == ("finish", "early_stop")
+    assert logger.calls[-1] == ("finish", reason)
 
 
-def test_an_error_finishes_as_error_and_is_raised_whatever_finish_does(
+def test_an_error_finishes_as_failed_and_is_raised_whatever_finish_does(
     plane: Any, make_run: Any
 ) -> None:
     class Diverging(plane):
@@ -190,7 +190,7 @@ def test_an_error_finishes_as_error_and_is_raised_whatever_finish_does(
     ):
         make_run(Diverging(), logger=logger).train()
 
-    assert [call for call in logger.calls if call[0] == "finish"] == [("finish", "error")]
+    assert [call for call in logger.calls if call[0] == "finish"] == [("finish", "failed")]
 
 
 def test_logger_is_built_last_so_a_failed_setup_leaves_nothing(plane: Any, make_run: Any) -> None:

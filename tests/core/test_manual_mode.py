@@ -151,7 +151,7 @@ def test_a_manual_run_resumes_to_the_same_bits(tmp_path):
 
     resumed = nitro.Nitro(Gan(max_epochs=3), run_dir=tmp_path / "cut", resume="auto").train()
 
-    assert first.stop_reason == "requested"
+    assert first.stop_reason == "stopped"
     for a, b in zip(
         jax.tree.leaves(nnx.state(straight.model)),
         jax.tree.leaves(nnx.state(resumed.model)),

@@ -67,7 +67,7 @@ def test_newest_record_goes_on_as_the_same_run(
     entries = nitro.checkpoints(run.run_dir)
     assert [entry.epoch for entry in entries] == [1, 2, 3, 4]
     assert len({entry.run for entry in entries}) == 1
-    assert [entry.stop_reason for entry in entries] == [None, "requested", None, "completed"]
+    assert [entry.stop_reason for entry in entries] == [None, "stopped", None, "completed"]
     assert all(entry.parent is None and entry.time for entry in entries)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -207,7 +210,6 @@ def test_run_alone_is_evaluated_with_the_values_that_it_had(cli: Any) -> None:
     assert "val_loss  " in out
     assert ", test:" in out
     best = read_run_file("r").to_history().best
-    assert best is not None
     assert json.loads(by_class[1])["val_loss"] == pytest.approx(best["val_loss"], rel=1e-6)
     # Evaluating leaves the run as it was.
     assert read_run_file("r").status == "completed"
@@ -263,6 +265,43 @@ def test_failed_run_shows_its_error(cli: Any) -> None:
     assert "error: The loss is nan at step 1 of epoch 1." in err
     assert read_run_file("runs/Slope").status == "failed"
     assert "error: DivergenceError: The loss is nan" in cli("show", "runs/Slope")[1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_command_tells_schedulers_and_how_to_resume(
+    cli: Any, number: int, code: int
+) -> None:
+    words = ["train", "slope.py:Slope", "--set", "title=a b", "--run-dir", "r"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nitro", *words, "--max-epochs", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "epoch 1/1000000" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+
+    (command,) = re.findall("  resume: nitro (.+)", err)
+    resumed = cli(*shlex.split(command.replace("1000000", "1")))  # over: nothing to train
+    assert (process.returncode, out) == (code, "")
+    assert read_run_file("r").config["title"] == "a b"
+    assert resumed[0] == 0
+    assert "Traceback" not in err
+    assert resumed[1].startswith("slope:Slope: completed, epoch ")
+
+
+def test_resume_below_where_the_run_stands_has_completed(cli: Any) -> None:
+    cli("train", "slope.py:Slope", "--max-epochs", "3")
+
+    code, out, err = cli("train", "slope.py:Slope", "--max-epochs", "2", "--resume")
+
+    assert code == 0, err
+    assert "warning: The resumed run has ended: epoch 3 of max_epochs=2" in err
+    assert "typer" not in err
+    assert out.startswith("slope:Slope: completed, epoch 3/2, step 9")
 
 
 def test_run_whose_process_is_gone_is_interrupted(cli: Any) -> None:

@@ -188,7 +188,7 @@ def test_loss_that_is_not_finite_stops_the_run(plane: Any, make_run: Any, points
     ):
         run.train()
     assert run.phase.value == "failed"
-    assert logger.events[-1] == ("finish", "error")
+    assert logger.events[-1] == ("finish", "failed")
 
 
 def test_unchecked_divergence_is_left_out_of_the_log(

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nitro._journal import ending
 from nitro.errors import CheckpointError
 
 INDEX_NAME = "index.json"
@@ -143,7 +144,10 @@ def _no_index(path: Path, error: Exception) -> CheckpointError:
 def entry_from(values: Mapping[str, Any]) -> RecordEntry:
     """An entry from JSON values; what a later Nitro may have added is left out."""
     known = {field.name for field in dataclasses.fields(RecordEntry)}
-    return RecordEntry(**{name: value for name, value in values.items() if name in known})
+    entry = RecordEntry(**{name: value for name, value in values.items() if name in known})
+    if entry.stop_reason is None:
+        return entry
+    return dataclasses.replace(entry, stop_reason=ending(entry.stop_reason))
 
 
 def _unlisted(directory: Path, listed: set[str]) -> list[RecordEntry]:

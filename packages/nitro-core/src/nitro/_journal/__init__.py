@@ -1,5 +1,6 @@
 """What a run leaves in plain files and tables; reading it needs no JAX."""
 
+from ._endings import Ending, ending
 from ._history import HISTORY_KEYS, History
 from ._plot import plot_history
 from ._run_file import RUN_FILE_NAME, RunFile, find_runs, read_run_file, write_run_file
@@ -8,11 +9,13 @@ from ._tables import Report, Section, Table
 __all__ = [
     "HISTORY_KEYS",
     "RUN_FILE_NAME",
+    "Ending",
     "History",
     "Report",
     "RunFile",
     "Section",
     "Table",
+    "ending",
     "find_runs",
     "plot_history",
     "read_run_file",

@@ -72,10 +72,21 @@ class History:
         }
 
     @property
-    def best(self) -> dict[str, Any] | None:
-        """The best row by the ranking metric, the older one of equals; None without one."""
+    def best(self) -> dict[str, Any]:
+        """The best row by the ranking metric, the older one of equals.
+
+        Raises:
+            ConfigError: No epoch has been scored; see `has_best`.
+        """
         index = self._best_index()
-        return None if index is None else self.rows[index]
+        if index is None:
+            raise self._no_best()
+        return self.rows[index]
+
+    @property
+    def has_best(self) -> bool:
+        """Whether an epoch has been scored: whether it has a finite value of the metric."""
+        return self._best_index() is not None
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a finished epoch."""
@@ -158,6 +169,21 @@ class History:
             yield f"not shown: {', '.join(left_out)}; select with history[[{left_out[0]!r}]]"
         for name, shape in self.arrays.items():
             yield f"not tabulated: {name} {shape}; read history[{name!r}]"
+
+    def _no_best(self) -> ConfigError:
+        if not self.rows:
+            problem = "There is no best epoch: no epoch has finished."
+        elif self.metric is None:
+            problem = "There is no best epoch: this history has no metric to rank by."
+        else:
+            problem = (
+                f"There is no best epoch: none of {len(self.rows)} has a finite `{self.metric}`."
+            )
+        return ConfigError(
+            problem,
+            expected=f"a finished epoch that was scored by `{self.metric or 'a metric'}`",
+            fix="ask `history.has_best` first; `history[-1]` is the last finished epoch",
+        )
 
     def _best_index(self) -> int | None:
         scored = [

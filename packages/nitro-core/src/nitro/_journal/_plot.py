@@ -62,9 +62,9 @@ def _draw(axes: Any, history: History, name: str) -> None:
     axes.set_xlabel("epoch", fontsize=8)
     axes.grid(visible=True, alpha=0.3)
     axes.locator_params(axis="x", integer=True)
-    best = history.best
-    if best is None:
+    if not history.has_best:
         return
+    best = history.best
     axes.axvline(best["epoch"], linestyle="--", linewidth=0.8, color="grey")
     if name in best and best[name] is not None:
         label = f"best epoch {best['epoch']}: {best[name]:.5g}"

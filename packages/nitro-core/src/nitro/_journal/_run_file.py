@@ -14,6 +14,7 @@ from typing import Any
 
 from nitro.errors import CheckpointError, did_you_mean
 
+from ._endings import ending
 from ._history import History
 
 RUN_FILE_NAME = "run.json"
@@ -29,7 +30,7 @@ class RunFile:
         file: The source file of the class; None where it has none.
         preset: The preset that the run was built from.
         run_dir: The directory that holds the file, absolute.
-        status: "running", "completed", "early_stop", "requested" or "failed"; a reader may
+        status: "running", "completed", "early_stop", "stopped" or "failed"; a reader may
             also see "interrupted": the process of a running one is gone.
         phase: What the run was doing last.
         epoch: Finished epochs.
@@ -121,6 +122,7 @@ def read_run_file(run_dir: str | Path) -> RunFile:
             f"`{path}` does not fit its format version: {error}.",
             fix="restore or delete the file",
         ) from error
+    run = dataclasses.replace(run, status=ending(run.status))
     is_gone = run.status == "running" and run.host == socket.gethostname() and _is_dead(run.pid)
     return dataclasses.replace(run, status="interrupted") if is_gone else run
 

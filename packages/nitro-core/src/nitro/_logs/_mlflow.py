@@ -130,7 +130,7 @@ class MLflowLogger:
         run_id = self._opened()
         self._flush()
         self.client.set_tag(run_id, "nitro.status", status)
-        self.client.set_terminated(run_id, "FAILED" if status == "error" else "FINISHED")
+        self.client.set_terminated(run_id, "FAILED" if status == "failed" else "FINISHED")
         self._is_open = False
 
     def run_id(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from nitro.errors import ConfigError
 
-FinishStatus = Literal["completed", "early_stop", "error"]
+FinishStatus = Literal["completed", "early_stop", "stopped", "failed"]
 VERBS = (
     "metrics",
     "params",

@@ -66,7 +66,7 @@ def _state(session: Session) -> Iterator[str]:
         yield f"training ended: {session.stop_reason}"
     if len(history):
         yield "last epoch: " + _metrics(history[-1])
-    if history.best is not None:
+    if history.has_best:
         yield f"best epoch by {history.metric} ({history.mode}): " + _metrics(history.best)
     record = session.best_record()
     if record is not None:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from nitro.errors import ConfigError, did_you_mean
 from ._best import refuse_restored_best
 from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
+from ._interrupts import check_on_interrupt
 from ._loop import end_resumed, plan_memory, record_now, run_training
 from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
@@ -195,7 +196,7 @@ class Nitro:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why training ended: "completed", "early_stop", "requested", "error"; else None."""
+        """Why training ended: "completed", "early_stop", "stopped" or "failed"; else None."""
         return self._session.stop_reason
 
     @property
@@ -217,13 +218,25 @@ class Nitro:
         """The binding report: options with their sources, splits, hooks, the memory plan."""
         return binding_report(self._session)
 
-    def train(self) -> Self:
+    def train(self, *, on_interrupt: Literal["raise", "return"] = "raise") -> Self:
         """Trains to `max_epochs`, then returns the handle; nothing where it is there already.
+
+        The first Ctrl-C or SIGTERM stops it at the next step boundary, with a checkpoint, and
+        says where that is and how to resume; a second Ctrl-C aborts.
+
+        Args:
+            on_interrupt: What comes after the checkpoint of a run that a signal stopped. Default
+                "raise": the program ends, unless somebody catches it, so that a sweep does not
+                continue with the next run. "return" returns, as after `request_stop()`;
+                `stop_reason` is then "stopped".
 
         Raises:
             ConfigError: There is no training split, or the handle is training already.
             DivergenceError: The loss, or the metric that ranks records, is not finite.
+            KeyboardInterrupt: Ctrl-C stopped it.
+            SystemExit: SIGTERM stopped it; the code is 143.
         """
+        check_on_interrupt(on_interrupt)
         if "train" not in self._session.setup.splits:
             raise ConfigError(
                 f"`{self._session.setup.owner}` has no split `train` here, so setup built no optimizer.",
@@ -235,7 +248,7 @@ class Nitro:
             refuse_restored_best(session)
             if self.epoch < session.setup.options.max_epochs and not session.has_ended:
                 with session.as_trainer():
-                    run_training(session)
+                    run_training(session, on_interrupt=on_interrupt)
             else:
                 end_resumed(session)
         return self

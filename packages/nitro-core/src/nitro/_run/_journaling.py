@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import socket
@@ -52,6 +53,19 @@ class RunJournal:
         """Writes the file as training ends."""
         status = "failed" if error is not None else (session.stop_reason or "completed")
         self._try_to_write(session, status, error)
+
+    def settle(self, session: Session) -> None:
+        """Has the file of a run that was over say so, where its horizon has moved since."""
+        run_dir = session.setup.options.run_dir
+        if not (run_dir / RUN_FILE_NAME).exists():
+            return
+        run, max_epochs = read_run_file(run_dir), session.setup.options.max_epochs
+        status = session.stop_reason or "completed"
+        if run.status not in ("running", "failed") and (run.status, run.max_epochs) != (
+            status,
+            max_epochs,
+        ):
+            write_run_file(dataclasses.replace(run, status=status, max_epochs=max_epochs))
 
     def _try_to_write(
         self, session: Session, status: str, error: BaseException | None = None
@@ -105,6 +119,9 @@ class RunJournal:
 
 class SilentJournal(RunJournal):
     """Writes nothing: for a run that leaves neither a log nor records."""
+
+    def settle(self, session: Session) -> None:
+        """Writes nothing."""
 
     def _write(self, session: Session, status: str, error: BaseException | None = None) -> None:
         """Writes nothing."""

@@ -9,27 +9,34 @@ from typing import Any
 
 import jax
 
+from nitro._journal import ending
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
 from nitro.errors import ConfigError, DivergenceError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
+from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
 from ._phases import Phase
 from ._session import Session
 from ._steps import Call, StepRunner
-from ._stopping import StopReason, stop_on_signals
+from ._stopping import StopReason
 
 _SLOW_DATA = 0.25
 _WORTH_TELLING_S = 1.0
 
 
-def run_training(session: Session) -> None:
+def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
     """Trains from where the session stands, and ends logger, records and progress.
 
-    Ctrl-C and SIGTERM become requests to stop while it runs.
+    Ctrl-C and SIGTERM become requests to stop while it runs; once everything is safe, they
+    end the program, unless `on_interrupt` is "return".
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C stopped the run.
+        SystemExit: SIGTERM did.
     """
     session.is_stop_requested = False
     session.stop_reason = None
@@ -40,11 +47,11 @@ def run_training(session: Session) -> None:
     with session.in_phase(Phase.TRAINING, then=Phase.DONE):
         try:
             _begin_log(session)
-            with stop_on_signals(session.request_stop):
+            with stop_on_signals(session.request_stop) as interrupt:
                 session.stop_reason = _run_epochs(session)
-            session.close()
+                session.close()
         except BaseException as error:
-            session.stop_reason = "error"
+            session.stop_reason = "failed"
             _end_after_error(session, error)
             raise
         finally:
@@ -53,6 +60,7 @@ def run_training(session: Session) -> None:
     _finish(session)
     if session.setup.restores_best:
         restore_best(session)
+    end_by_signal(session, interrupt, on_interrupt)
 
 
 def end_resumed(session: Session) -> None:
@@ -60,7 +68,7 @@ def end_resumed(session: Session) -> None:
     source = session.setup.source
     if source.resumed is None or source.run is None or session.reattach_to is None:
         return
-    session.stop_reason = source.resumed.entry.stop_reason or "completed"
+    session.stop_reason = _ending_of_resumed(session, source.resumed.entry.stop_reason)
     if session.journal.was_interrupted(session):
         session.open()
         try:
@@ -69,15 +77,22 @@ def end_resumed(session: Session) -> None:
             _finish(session)
         finally:
             session.close()
+    else:
+        session.journal.settle(session)
     if session.setup.restores_best:
         restore_best(session)
+
+
+def _ending_of_resumed(session: Session, recorded: str | None) -> str:
+    """How a resumed run that takes no step has ended: at a horizon that may be another one now."""
+    is_over = session.epoch >= session.setup.options.max_epochs
+    return recorded if recorded == "early_stop" or (recorded and not is_over) else "completed"
 
 
 def _finish(session: Session) -> None:
     """Says how the run ended: in the log, then in its file, which tells what a kill left out."""
     try:
-        completed = session.stop_reason == "completed"
-        session.setup.logger.finish("completed" if completed else "early_stop")
+        session.setup.logger.finish(ending(session.stop_reason or "completed"))
     finally:
         session.journal.end(session)
 
@@ -128,7 +143,7 @@ def _end_after_error(session: Session, error: BaseException) -> None:
     }
     # A logger that could not go on with the record's run has nothing to end.
     if session.reattach_to is None:
-        steps["the logger"] = lambda: session.setup.logger.finish("error")
+        steps["the logger"] = lambda: session.setup.logger.finish("failed")
     for what, end in steps.items():
         try:
             end()
@@ -157,8 +172,8 @@ def _run_epochs(session: Session) -> StopReason:
     leaks = LeakWatch()
     while session.epoch < setup.options.max_epochs:
         if not _train_epoch(session, steps):
-            _save(session, None, "requested")
-            return "requested"
+            _save(session, None, "stopped")
+            return "stopped"
         metrics = _end_epoch(session, steps)
         reason = _stop_reason(session, metrics)
         _save(session, metrics, reason)
@@ -301,7 +316,7 @@ def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReas
         return "completed"
     if stops:
         return "early_stop"
-    return "requested" if session.is_stop_requested else None
+    return "stopped" if session.is_stop_requested else None
 
 
 def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:

@@ -70,6 +70,7 @@ class Session:
         told_params: The configuration that the log holds already, after a resume.
         has_ended: Whether the resumed run was over.
         restored_best: The record whose weights replaced the trained ones, or None.
+        resume_command: What to type to go on, where the command line started the run.
         monitors: Who is told of phases.
         handle: The handle, for those who are told.
     """
@@ -108,6 +109,7 @@ class Session:
     told_params: dict[str, Any] | None = None
     has_ended: bool = False
     restored_best: RecordEntry | None = None
+    resume_command: str | None = None
     monitors: Monitors = field(default_factory=Monitors)
     handle: Any = None
     _is_in_verb: bool = False

@@ -1,21 +1,13 @@
-"""When a run ends before its horizon: early stopping, requests and signals."""
+"""When a run ends before its horizon by its metrics: early stopping."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from nitro.errors import CheckpointError, ConfigError, DivergenceError, did_you_mean
 
-_STDERR = 2
-_STOPPING = b"\nstopping after this call, with a record; Ctrl-C again aborts\n"
-
-StopReason = Literal["completed", "early_stop", "requested"]
+StopReason = Literal["completed", "early_stop", "stopped"]
 
 
 @runtime_checkable
@@ -147,34 +139,3 @@ def check_stopper(stopper: Any, *, splits: Mapping[str, Any], has_metrics: bool)
             expected="the metric `val_loss`, which needs no hook",
             fix=f"add a `metrics` hook that emits `{metric}`",
         )
-
-
-@contextmanager
-def stop_on_signals(request: Callable[[], None]) -> Generator[None]:
-    """Turns the first Ctrl-C or SIGTERM into a request; a second Ctrl-C aborts.
-
-    A terminal is told so at the first Ctrl-C: the call that is under way may take a while.
-    The handlers of before come back afterwards. Outside the main thread, where Python
-    delivers no signals, it does nothing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = False
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked and number == signal.SIGINT:
-            signal.default_int_handler(number, frame)
-        if not asked and number == signal.SIGINT and os.isatty(_STDERR):
-            # Not through a file object, which the signal may have interrupted in a write.
-            os.write(_STDERR, _STOPPING)
-        asked = True
-        request()
-
-    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,34 @@
+"""`nitro show`: where a run stands, how it was configured, its epochs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nitro._journal import read_run_file
+
+from ._arguments import AsJson
+from ._outcome import describe_outcome
+
+
+def show(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run: where it stands, how it was configured, its epochs."""
+    run = read_run_file(run_dir)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(run), allow_nan=False))
+        return
+    # Only a screen is too small for all of it.
+    size = shutil.get_terminal_size()
+    width, height = (size.columns, size.lines - 4) if sys.stdout.isatty() else (10**6, 10**6)
+    table = run.to_history().table(width=width, height=height).to_text()
+    print("\n\n".join([describe_outcome(run), run.binding, table]))
