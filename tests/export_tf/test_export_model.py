@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import nitro
+from nitro import ExportSpec
 from nitro.testing import Scenes
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
@@ -114,3 +117,47 @@ def test_trainable_means_parameters_and_not_running_statistics(
     frozen = {name for name, variable in weights.items() if not variable.trainable}
     assert frozen == {"norm.mean", "norm.var"}
     assert len(weights) == 8
+
+
+class Rotation(nitro.Experiment):
+    """Multiplies pairs of numbers, taken as complex ones, by a learned complex matrix."""
+
+    def build_data(self) -> Any:
+        x = np.random.default_rng(0).normal(size=(16, 3, 2)).astype(np.float32)
+        return {"train": nitro.ArrayLoader({"x": x, "y": x[..., 0].copy()}, 8)}
+
+    def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+        model = nnx.Linear(3, 3, rngs=rngs)
+        model.kernel = nnx.Param(model.kernel[...] * (1 + 1j))
+        return model
+
+    def forward(self, model: Any, *, x: Any) -> Any:
+        waves = jnp.fft.ifft((x[..., 0] + 1j * x[..., 1]) @ model.kernel[...])
+        return {"real": waves.real, "size": jnp.abs(waves)}
+
+    def loss(self, outputs: Any, *, y: Any) -> Any:
+        return jnp.square(outputs["real"] - y).mean()
+
+    def export_inputs(self) -> list[ExportSpec]:
+        return [ExportSpec("x", "float32", (1, 3, 2))]
+
+    def export_outputs(self) -> list[ExportSpec]:
+        return [ExportSpec("real"), ExportSpec("size")]
+
+
+def test_complex_weights_are_two_variables_each_and_give_what_numpy_gives(tmp_path: Path) -> None:
+    from nitro_export_tf import load_saved_model
+
+    options: dict[str, Any] = {"progress": False, "logger": None, "checkpointer": None}
+    run = nitro.Nitro(Rotation(), run_dir=tmp_path / "run", **options).train()
+    path = nitro.export_model(run, "tf", dir=tmp_path, name="m", vjp_order=1)
+    model = load_saved_model(path)
+    x = np.random.default_rng(1).normal(size=(4, 3, 2)).astype(np.float32)
+    kernel = np.asarray(run.model.kernel[...]).astype(np.complex128)
+
+    wanted = np.fft.ifft((x[..., 0] + 1j * x[..., 1]) @ kernel)
+
+    np.testing.assert_allclose(model(x=x)["real"], wanted.real, atol=1e-5)
+    np.testing.assert_allclose(model(x=x)["size"], np.abs(wanted), atol=1e-5)
+    names = {"kernel": ["kernel.real", "kernel.imag"]}
+    assert model.provenance["complex_weights"] == names

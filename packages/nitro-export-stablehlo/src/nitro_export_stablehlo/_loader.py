@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
-from nitro.export import constraint_symbols
+from nitro.export import constraint_symbols, split_complex
 
 from ._agreement import check_agreement
 from ._files import FileReader
@@ -156,7 +156,8 @@ class Bundle:
         is far quicker.
 
         Args:
-            weights: Weights to use instead of the bundle's, by name; all or some.
+            weights: Weights to use instead of the bundle's, by name; all or some, complex
+                ones whole or in parts.
             inputs: An array for each of `inputs`, of a compiled number of rows, or of any
                 with a dynamic batch.
 
@@ -170,7 +171,7 @@ class Bundle:
                 expected=f"a compiled size: {', '.join(map(str, self.batch_sizes))}",
                 fix="export with this size in `batch_sizes`, or with `dynamic_batch=True`",
             )
-        chosen = {**self._weights, **(weights or {})}
+        chosen = {**self._weights, **split_complex(weights or {}, self._weights)}
         self._check_weights(chosen)
         with x64_for(self._dtypes):
             exported = self._programs.exported(rows, values)
@@ -297,11 +298,13 @@ class Bundle:
         """Returns a bundle with other weights, which shares the compiled programs.
 
         Args:
-            weights: An array for every weight, of the same shape and dtype.
+            weights: An array for every weight, of the same shape and dtype. Of a model's
+                complex weight `w` the bundle holds `w.real` and `w.imag`; `w` stands for both.
 
         Raises:
             BundleError: A missing or unknown name, or another shape or dtype.
         """
+        weights = split_complex(weights, self._weights)
         self._check_weights(weights)
         for name in self._weights:
             if name not in weights:

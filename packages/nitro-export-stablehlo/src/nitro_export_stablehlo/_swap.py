@@ -6,13 +6,12 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from nitro.errors import BundleError, ConfigError
-from nitro.export import staged
+from nitro.export import export_time, split_complex, staged
 
 from ._files import FileReader, FileWriter
 from ._index import FILE as INDEX_FILE
@@ -42,7 +41,9 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
             expected="a new directory",
             fix="choose another, or remove it first",
         )
-    bundle = load_bundle(source).with_weights(weights)
+    bundle = load_bundle(source)
+    weights = split_complex(weights, bundle.weights)
+    bundle = bundle.with_weights(weights)
     for name, array in weights.items():
         check_values(make_contiguous(np.asarray(array)).reshape(-1), name, file="the new weights")
     files = FileReader(source)
@@ -53,7 +54,7 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
     manifest = read_manifest(files.read(MANIFEST_FILE), has_model_jl="model.jl" in index.files)
     provenance = {
         **manifest.provenance,
-        "weights_swapped_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "weights_swapped_at": export_time(),
         "weights_swapped_from_sha256": index.files[WEIGHTS_FILE].sha256,
     }
     with staged(target) as staging:

@@ -1,3 +1,4 @@
+from ._complex import split_complex as split_complex
 from ._difference import describe_difference as describe_difference
 from ._dims import Dim as Dim
 from ._dims import constraint_symbols as constraint_symbols

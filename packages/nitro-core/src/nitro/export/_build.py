@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from nitro._run import Session
 
+from ._complex import part_names
 from ._golden import golden_inputs
 from ._program import ExportProgram, Golden, abstract_arguments, batch_symbol
 from ._promises import (
@@ -71,7 +74,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         weights=weights,
         batch_sizes=request.batch_sizes,
         golden=Golden(inputs=golden, outputs=forward.predict(golden)),
-        provenance={**facts, **own_facts, **request.provenance},
+        provenance={**facts, **_split_facts(forward), **own_facts, **request.provenance},
         working_tree_patch=patch,
         dynamic_batch=request.dynamic_batch,
         platforms=request.platforms,
@@ -82,13 +85,19 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         client_inputs=client_inputs,
         client_outputs=client_outputs,
         rtol=tolerance_for([*inputs, *outputs], weights),
-        state_names=frozenset(weights) - frozenset(session.state.params),
+        state_names=forward.state_names,
     )
     arguments = program.arguments(request.batch_sizes[0], program.golden_sizes)
     refuse_unstable_targets(program, request.batch_sizes[0], forward.owner)
     refuse_draws(forward, program.weight_names, arguments, request.custom_calls)
     prove_symbolic(forward, program, probe)
     return program
+
+
+def _split_facts(forward: WireForward) -> dict[str, Any]:
+    """Which weights an artifact holds as two, for who wants to put others in."""
+    names = {name: list(part_names(name)) for name in forward.complex_names}
+    return {"complex_weights": names} if names else {}
 
 
 def _probe(forward: WireForward, request: ExportRequest) -> ShapeProbe:

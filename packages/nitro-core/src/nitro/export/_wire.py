@@ -17,6 +17,7 @@ from nitro._run import Session
 from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, did_you_mean
 
+from ._complex import is_complex, part_names, split_complex
 from ._lowering import wide_types_for
 from ._spec import ExportSpec
 
@@ -60,11 +61,40 @@ class WireForward:
 
     @property
     def weights(self) -> Flat:
-        """Parameters and model state by dotted name, without RNG state."""
+        """Parameters and model state by dotted name, without RNG state, complex ones in parts."""
+        # There are no complex numbers of half floats.
+        is_half = self._dtype is not None and self._dtype.itemsize < 4
+        kept = {part for n in self.complex_names for part in part_names(n)} if is_half else set()
+        flat = split_complex(self._whole_weights)
+        with self.wide_types():
+            return {n: v if n in kept else self._cast(v) for n, v in flat.items()}
+
+    @property
+    def complex_names(self) -> tuple[str, ...]:
+        """The weights that are complex numbers, sorted."""
+        whole = self._whole_weights
+        names = tuple(sorted(name for name, value in whole.items() if is_complex(value)))
+        taken = sorted(part for name in names for part in part_names(name) if part in whole)
+        if taken:
+            raise ExportError(
+                f"`{self.owner}` has a variable `{taken[0]}`, which is what an artifact calls a part "
+                "of a complex one.",
+                expected="another name: complex weights are stored as two arrays",
+                fix="rename the attribute of the model",
+            )
+        return names
+
+    @property
+    def state_names(self) -> frozenset[str]:
+        """Those of `weights` that are model state and no parameters."""
+        params = split_complex(self.session.state.params)
+        return frozenset(split_complex(self._whole_weights)) - frozenset(params)
+
+    @property
+    def _whole_weights(self) -> Flat:
         rngs = self.hooks.layout.rng_names
         state = {n: v for n, v in self.session.state.model_state.items() if n not in rngs}
-        with self.wide_types():
-            return {n: self._cast(v) for n, v in {**self.session.state.params, **state}.items()}
+        return {**self.session.state.params, **state}
 
     @property
     def roots(self) -> dict[str, Any]:
@@ -107,6 +137,8 @@ class WireForward:
         count = len(self.inputs)
         wire, flat = arguments[:count], arguments[count:]
         weights = dict(zip(weight_names, flat, strict=True))
+        for name in self.complex_names:
+            weights[name] = jax.lax.complex(*(weights.pop(part) for part in part_names(name)))
         view = self.hooks.view(self.session.device)
         params = {name: weights[name] for name in self.session.state.params}
         given = {**weights, **rngs}
