@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from flax import linen, nnx
 
 import nitro
 from nitro._logs import NullLogger
-from nitro.errors import ConfigError, DriftWarning, NitroWarning, ProgramError
+from nitro.errors import ConfigError, DriftWarning, ProgramError
 
 SCALE = 2.0
 _COMPILES: list[float] = []
@@ -455,9 +454,6 @@ class ResumedStep(FirstStep):
         super().metrics(values, context=context, step=step - 10, epoch=epoch, **more)
 
 
-LOCK = threading.Lock()
-
-
 def test_a_program_that_xla_refuses_is_shown_whole_in_a_file(handle):
     class Foreign(Probe):
         def forward(self, model, *, x):
@@ -477,45 +473,3 @@ def test_a_program_that_xla_refuses_is_shown_whole_in_a_file(handle):
     assert text.startswith("// ")
     assert "no_such_target" in text
     assert "stablehlo.custom_call" in text
-
-
-def test_what_has_no_content_is_reported_once_by_name(handle, recwarn):
-    class Guarded(Probe):
-        def loss(self, logits, *, y):
-            with LOCK:
-                return super().loss(logits, y=y)
-
-    with pytest.warns(
-        NitroWarning, match=r"reaches `global .*LOCK \(lock\)`, which cannot be comp"
-    ):
-        handle(Guarded())
-    handle(Guarded())
-
-    assert not recwarn.list
-
-
-@pytest.mark.parametrize("way", ["os.environ", "environ", "os.getenv"])
-def test_environment_in_traced_code_is_told_and_moves_no_key(handle, monkeypatch, way):
-    class ByAttribute(Probe):
-        def loss(self, logits, *, y):
-            return float(os.environ["PROBE_SCALE"]) * super().loss(logits, y=y)
-
-    class ByName(Probe):
-        def loss(self, logits, *, y):
-            return float(environ["PROBE_SCALE"]) * super().loss(logits, y=y)
-
-    class ByFunction(Probe):
-        def loss(self, logits, *, y):
-            return float(os.getenv("PROBE_SCALE", "")) * super().loss(logits, y=y)
-
-    kind = {"os.environ": ByAttribute, "environ": ByName, "os.getenv": ByFunction}[way]
-    monkeypatch.setattr("nitro._run._setup._told_unfingerprinted", set())
-    monkeypatch.setenv("PROBE_SCALE", "2.0")
-    with pytest.warns(NitroWarning, match=r"Traced code reaches `.*(environ|getenv)[\s\S]*a field"):
-        handle(kind()).train()
-    before = nitro.cache_stats()["misses"]
-
-    monkeypatch.setenv("SOMETHING_ELSE", "1")
-    handle(kind()).train()
-
-    assert nitro.cache_stats()["misses"] == before

@@ -14,13 +14,13 @@ from ._memory import (
     program_memory,
 )
 from ._options import checked_compile_options
-from ._own_traces import own_traces
 from ._pure import run_pure
 from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
 from ._source_lines import raised_at, user_lines
 from ._step import Chunk, StepInputs, StepPlan
 from ._store import Program, cache_clear, cache_stats
+from ._tracing import TraceScope
 
 __all__ = [
     "CONVOLUTION_SCRATCH",
@@ -33,6 +33,7 @@ __all__ = [
     "RunPrograms",
     "StepInputs",
     "StepPlan",
+    "TraceScope",
     "TracedHooks",
     "bodies",
     "cache_clear",
@@ -43,7 +44,6 @@ __all__ = [
     "in_units",
     "jaxprs",
     "matmul_flops",
-    "own_traces",
     "program_memory",
     "raised_at",
     "run_pure",

@@ -8,7 +8,7 @@ from typing import Any
 
 from nitro._trees import describe_array, named_leaves
 
-from ._fingerprint import Closure, diff
+from ._fingerprint import diff
 from ._store import Program, store
 
 _MAX_LEAVES = 4
@@ -70,6 +70,7 @@ def _distance(old: Program, new: Program) -> int:
     return (
         sum(1 for _ in _field_differences(old, new))
         + sum(old.key.parts[label].digest != new.key.parts[label].digest for label in parts)
+        + (old.key.code.digest != new.key.code.digest)
         + sum(1 for _ in options)
         + (old.shapes != new.shapes)
     )
@@ -92,15 +93,11 @@ def _field_differences(old: Program, new: Program) -> Iterator[str]:
 
 
 def _part_differences(old: Program, new: Program) -> Iterator[str]:
-    explained = False
+    if old.key.code is not None and new.key.code is not None:
+        yield from map(str, diff(old.key.code, new.key.code))
     for label, part in new.key.parts.items():
         before = old.key.parts.get(label)
-        if before is None or before.digest == part.digest:
-            continue
-        if isinstance(part.closure, Closure) and isinstance(before.closure, Closure):
-            yield from map(str, diff(before.closure, part.closure))
-            explained = True
-        elif label != "graph definition" or not explained:
+        if before is not None and before.digest != part.digest:
             yield f"{label}: {before.display} → {part.display}"
 
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import jax
+import jaxlib.version
+
+_CONFIG: Final = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_debug_nans",
+    "jax_platforms",
+)
 
 
 @dataclass(frozen=True)
@@ -17,12 +28,10 @@ class KeyPart:
     Attributes:
         digest: Equal for equal contents, in every process.
         display: Short words for `explain_compiles`.
-        closure: For code, what it rests on, so that an explanation can go into detail.
     """
 
     digest: str
     display: str
-    closure: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,41 +41,51 @@ class ProgramKey:
     Attributes:
         role: What kind of program it is.
         owner: The experiment's class name.
-        parts: What decides it, by label.
+        parts: What decides it besides its trace, by label.
+        code: What its trace rests on, so that an explanation can go into detail.
         graph: The structural fields' values when it was traced.
-        reads: The names of those that the trace read; the others do not decide it.
+        reads: The names of those that the trace read.
         options: Options for XLA.
     """
 
     role: str
     owner: str
     parts: Mapping[str, KeyPart]
+    code: Any
     graph: Mapping[str, KeyPart]
     reads: frozenset[str]
     options: Mapping[str, Any]
 
-    def admits(self, graph: Mapping[str, KeyPart]) -> bool:
-        """Whether the fields that the trace read have the same values now.
 
-        A trace that reads the same values takes the same path, so it reads nothing else.
-        """
-        return all(
-            name in graph and graph[name].digest == self.graph[name].digest for name in self.reads
-        )
-
-
-def base_digest(
+def program_digest(
     role: str,
+    trace: str,
     parts: Mapping[str, KeyPart],
-    arguments: Sequence[Any],
+    trees: Sequence[Any],
     options: Mapping[str, Any],
 ) -> str:
-    """Digests everything that decides a program but the structural fields."""
-    leaves, treedef = jax.tree.flatten(tuple(arguments))
-    pieces = [role, str(treedef), *map(_leaf_text, leaves)]
+    """Digests everything that decides a program.
+
+    Args:
+        role: What kind of program it is.
+        trace: The digest of what was traced.
+        parts: What else decides it: the plan, the configuration of JAX.
+        trees: The arguments and the results, by shape and dtype.
+        options: Options for XLA, and which arguments are donated.
+    """
+    leaves, treedef = jax.tree.flatten(tuple(trees))
+    pieces = [role, trace, str(treedef), *map(_leaf_text, leaves)]
     pieces += [f"{label}={parts[label].digest}" for label in sorted(parts)]
     pieces += [f"{name}={options[name]!r}" for name in sorted(options)]
     return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
+
+
+def environment() -> dict[str, KeyPart]:
+    """What the platform, JAX and its configuration have to do with a compiled program."""
+    values = {name: getattr(jax.config, name, None) for name in _CONFIG}
+    values |= {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
+    values |= {"platform": jax.default_backend()}
+    return {name: KeyPart(repr(value), repr(value)) for name, value in values.items()}
 
 
 def abstract_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ _BYTES_PER_CALL = 64 * 2**20
 
 def choose_plan(
     *,
-    trace: Callable[[StepPlan], Any],
+    jaxpr: Any,
     accum: int,
     steps_per_call: int | None,
     steps_per_epoch: int,
@@ -43,15 +42,13 @@ def choose_plan(
     """Chooses the plan of the step program.
 
     Args:
-        trace: Traces the step program of a plan and gives its jaxpr.
+        jaxpr: One step, traced.
         accum: Micro-batches in a step.
         steps_per_call: The user's choice, or None.
         steps_per_epoch: A call never reaches over the end of an epoch.
         bytes_per_step: What the host feeds for one step.
         on_device: Whether only indices are fed.
     """
-    single = StepPlan(steps_per_call=1, accum=accum, is_looped=False)
-    jaxpr = trace(single)
     if loops_badly(jaxpr):
         _check_unrolled(accum, steps_per_call)
         return StepPlan(steps_per_call=steps_per_call or 1, accum=accum, is_looped=False)

@@ -6,28 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 from ._fingerprint import trace_closure
-from ._key import KeyPart, abstract_arguments
-from ._run_programs import jax_config
+from ._key import abstract_arguments, environment
 from ._store import ProgramRequest, store
+from ._tracing import trace_program
 
 _SLOW_COMPILE_S = 30.0
 
 
 def run_pure(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a pure function as one compiled program, found by its code and what it closes over.
+    """Runs a pure function as one compiled program, found by what it computes.
 
     Args:
         label: What the function is, for `explain_compiles`.
         function: Takes and returns trees of arrays.
         arguments: Its positional arguments.
     """
-    code = trace_closure({label: function})
     request = ProgramRequest(
         role="schedule",
         owner="",
-        parts={"code": KeyPart(code.digest, f"{len(code.entries)} entries", code), **jax_config()},
+        traced=trace_program(lambda _: function, arguments),
+        parts=environment(),
+        code=trace_closure({label: function}),
         graph={},
-        make=lambda _: function,
         arguments=abstract_arguments(arguments),
         check=lambda _: None,
         slow_compile_s=_SLOW_COMPILE_S,

@@ -17,21 +17,12 @@ from ._code_record import CodeFingerprint
 from ._constants import TracedCode, check_constants
 from ._fingerprint import Closure, describe, trace_closure, value_digest
 from ._hooks import TracedHooks
-from ._key import KeyPart, abstract_arguments
-from ._own_traces import own_traces
+from ._key import KeyPart, abstract_arguments, environment
 from ._plan import choose_plan
-from ._step import Chunk, StepInputs, StepPlan, make_step_program
+from ._step import Chunk, StepInputs, StepPlan, make_step
 from ._store import Program, ProgramRequest, store
-
-_CONFIG = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_debug_nans",
-    "jax_platforms",
-)
+from ._traced_step import TracedStep, trace_step
+from ._tracing import TracedProgram, trace_program
 
 _HOOKS_OF = {
     "train step": ("forward", "loss", "train_metrics"),
@@ -72,6 +63,7 @@ class RunPrograms:
         self._max_constant_bytes = max_constant_bytes
         self._slow_compile_s = slow_compile_s
         self._held: dict[Any, Program] = {}
+        self._steps: dict[Any, TracedStep] = {}
         self._graph = self._graph_parts()
         roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
         roles = [role for role in roles if role != "loss" or "loss" in hooks.routes]
@@ -94,21 +86,37 @@ class RunPrograms:
             chunk_for: A chunk of the right shapes for a plan.
             choice: What else `choose_plan` wants.
         """
+        single = StepPlan(steps_per_call=1, accum=choice["accum"], is_looped=False)
+        step = self.trace_step(state, inputs, chunk_for(single))
+        plan = choose_plan(jaxpr=step.traced.jaxpr, **choice)
+        arguments = (state, inputs, chunk_for(plan))
+        program = self._get(
+            "train step",
+            lambda: step.planned(plan, arguments),
+            arguments,
+            parts={"step plan": KeyPart(repr(plan), plan.display)},
+            donate=(0,),
+        )
+        step.scope.forget()
+        return plan, program
+
+    def trace_step(self, state: TrainState, inputs: StepInputs, chunk: Chunk) -> TracedStep:
+        """Traces one step, once for each kind of arguments.
+
+        Args:
+            state: The state, concrete or abstract.
+            inputs: The other inputs of the program.
+            chunk: A chunk of one step.
+        """
         optimizer = self._optimizer
         assert optimizer is not None
-
-        code = self._current_code("train step")["code"].digest
-
-        def trace(plan: StepPlan) -> Any:
-            program = make_step_program(self.hooks, optimizer, plan)(set())
-            with own_traces(code):
-                return jax.make_jaxpr(program)(state, inputs, chunk_for(plan))
-
-        plan = choose_plan(trace=trace, **choice)
-        make = make_step_program(self.hooks, optimizer, plan)
-        arguments = (state, inputs, chunk_for(plan))
-        parts = {"step plan": KeyPart(repr(plan), plan.display)}
-        return plan, self._get("train step", make, arguments, parts=parts, donate=(0,))
+        accum = jax.tree.leaves(chunk.batches)[0].shape[1]
+        first = jax.tree.map(lambda field: field[0], (chunk.rows, chunk.batches))
+        arguments = abstract_arguments((state, inputs, *first))
+        held = _held_key("step", arguments)
+        if held not in self._steps:
+            self._steps[held] = trace_step(make_step(self.hooks, optimizer, accum), arguments)
+        return self._steps[held]
 
     def forward(self, *arguments: Any) -> Program:
         """The forward program: `fn(params, model_state, device, batch)` → outputs."""
@@ -120,7 +128,7 @@ class RunPrograms:
 
             return program
 
-        return self._get("forward", make, arguments)
+        return self._make("forward", make, arguments)
 
     def loss(self, *arguments: Any) -> Program:
         """The loss program: `fn(device, outputs, batch)` → loss."""
@@ -131,7 +139,7 @@ class RunPrograms:
 
             return program
 
-        return self._get("loss", make, arguments)
+        return self._make("loss", make, arguments)
 
     def metrics(self, *arguments: Any) -> Program:
         """The metrics program: `fn(device, pieces, batch, rows)` → metrics of one batch.
@@ -149,15 +157,11 @@ class RunPrograms:
 
             return program
 
-        return self._get("metrics", make, arguments)
+        return self._make("metrics", make, arguments)
 
     def held(self) -> list[Program]:
         """The programs that the handle has used so far."""
         return list(self._held.values())
-
-    def unfingerprinted(self) -> list[str]:
-        """What the traced code reaches and cannot be told apart by content, by name."""
-        return sorted({name for code in self._code.values() for name in code.unfingerprinted})
 
     def step_code(self) -> CodeFingerprint:
         """What the step program rests on, as it is now: code, model and optimizer."""
@@ -183,24 +187,28 @@ class RunPrograms:
                 owner = type(self.hooks.experiment).__name__
                 yield f"{owner}.{name}: {before.display} → {part.display}"
 
+    def _make(self, role: str, make: _Make, arguments: tuple[Any, ...]) -> Program:
+        abstract = abstract_arguments(arguments)
+        return self._get(role, lambda: trace_program(make, abstract), arguments)
+
     def _get(
         self,
         role: str,
-        make: _Make,
+        trace: Callable[[], TracedProgram],
         arguments: tuple[Any, ...],
         *,
         parts: Mapping[str, KeyPart] | None = None,
         donate: tuple[int, ...] = (),
     ) -> Program:
-        leaves, treedef = jax.tree.flatten(arguments)
-        held = (role, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        held = _held_key(role, arguments)
         if held not in self._held:
             request = ProgramRequest(
                 role=role,
                 owner=type(self.hooks.experiment).__name__,
-                parts={**self._current_code(role), **(parts or {}), **jax_config()},
+                traced=trace(),
+                parts={**(parts or {}), **environment()},
+                code=self._current_code(role),
                 graph=self._graph_parts(),
-                make=make,
                 arguments=abstract_arguments(arguments),
                 donate=donate,
                 compile_options=self._compile_options,
@@ -213,7 +221,7 @@ class RunPrograms:
     def _checked(self, program: Program, request: ProgramRequest) -> Program:
         """Checks a program that may have been compiled for a handle that allows more."""
         if program.facts.constant_bytes > self._max_constant_bytes:
-            request.check(request.trace(set()).jaxpr)
+            request.check(request.traced.jaxpr)
         return program
 
     def _check_constants(self, role: str, jaxpr: Any) -> None:
@@ -241,16 +249,10 @@ class RunPrograms:
         code = TracedCode(owner=owner, roots=roots, baked={**fields, **baked})
         check_constants(jaxpr, code, role=role, limit_bytes=self._max_constant_bytes)
 
-    def _current_code(self, role: str) -> dict[str, KeyPart]:
+    def _current_code(self, role: str) -> Closure:
         """The code as it is now, which is what a trace would see."""
         code = self._code[role]
-        if code.check():
-            code = self._trace_code(role)
-        graph = value_digest(self._in_mode(role)[0]) if role not in _WITHOUT_MODEL else ""
-        return {
-            "code": KeyPart(code.digest, f"{len(code.entries)} entries", code),
-            "graph definition": KeyPart(graph, graph[:8]),
-        }
+        return self._trace_code(role) if code.check() else code
 
     def _trace_code(self, role: str) -> Closure:
         return trace_closure(self._roots(role), owner=type(self.hooks.experiment))
@@ -266,21 +268,18 @@ class RunPrograms:
         if role == "train step" and self._optimizer is not None:
             roots |= self._optimizer.code()
         if role not in _WITHOUT_MODEL:
-            roots["model"] = self._in_mode(role)[1]
+            roots["model"] = self._modules(role)
         return roots
 
-    def _in_mode(self, role: str) -> tuple[Any, Any]:
+    def _modules(self, role: str) -> Mapping[str, Any]:
         layout = self.hooks.layout
-        if role == "train step":
-            return layout.train, layout.train_modules
-        return layout.eval, layout.eval_modules
+        return layout.train_modules if role == "train step" else layout.eval_modules
 
     def _graph_parts(self) -> dict[str, KeyPart]:
         values = field_values(self.hooks.experiment, Residency.GRAPH_CONST)
         return {name: KeyPart(value_digest(v), describe(v)) for name, v in values.items()}
 
 
-def jax_config() -> dict[str, KeyPart]:
-    """What the configuration of JAX has to do with a compiled program."""
-    values = {name: getattr(jax.config, name, None) for name in _CONFIG}
-    return {name: KeyPart(repr(value), repr(value)) for name, value in values.items()}
+def _held_key(role: str, arguments: tuple[Any, ...]) -> Any:
+    leaves, treedef = jax.tree.flatten(arguments)
+    return role, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -70,40 +70,60 @@ class StepPlan:
         return f"{self.steps_per_call} steps per call, {loop}, accum {self.accum}"
 
 
-def make_step_program(
-    hooks: TracedHooks, optimizer: Optimizer | ManualOptimizers, plan: StepPlan
+def make_step(
+    hooks: TracedHooks, optimizer: Optimizer | ManualOptimizers, accum: int
 ) -> Callable[[set[str]], Callable[..., Any]]:
-    """Makes the maker of the step program, as the store wants it.
+    """Makes the maker of one step: `fn(state, inputs, row, batches)` → state, scalars.
+
+    `row` is the step's row of the optimizer's table, and `batches` are its micro-batches, or
+    their indices, each (accum, batch, ...).
+    """
+
+    def make(reads: set[str]) -> Callable[..., Any]:
+        def step(
+            state: TrainState, inputs: StepInputs, row: Any, batches: Any
+        ) -> tuple[TrainState, Scalars]:
+            view = hooks.view(optimizer.scheduled_fields(inputs.device, row), reads)
+            micro_batches = [_micro_batch(inputs, batches, k) for k in range(accum)]
+            if isinstance(optimizer, ManualOptimizers):
+                return _manual_step(hooks, optimizer, view, state, micro_batches[0], row)
+            assert isinstance(inputs.anchors, DecayInputs)
+            grads, model_state, scalars = _accumulate(hooks, view, state, micro_batches)
+            params, opt_state = optimizer.update(
+                grads, state.opt_state, state.params, inputs.anchors, row, view
+            )
+            return TrainState(params, model_state, opt_state), scalars
+
+        return step
+
+    return make
+
+
+def make_step_program(
+    step: Callable[..., Any], scalars: Any, plan: StepPlan
+) -> Callable[[TrainState, StepInputs, Chunk], tuple[TrainState, Scalars]]:
+    """Makes the step program out of one step.
 
     The program is `fn(state, inputs, chunk)`; the `TrainState` is donated. It returns
     the new state and scalars by name, each (steps_per_call,). The same program serves
     every count, so results do not depend on how a run is cut into chunks.
+
+    Args:
+        step: What `make_step` makes; jitted, so that its trace is used again.
+        scalars: The scalars of a step, by shape and dtype.
+        plan: How many steps, and whether in a loop.
     """
 
-    def make(reads: set[str]) -> Callable[..., Any]:
-        def program(
-            state: TrainState, inputs: StepInputs, chunk: Chunk
-        ) -> tuple[TrainState, Scalars]:
-            def take_step(state: TrainState, index: Any) -> tuple[TrainState, Scalars]:
-                row = chunk.rows[index]
-                view = hooks.view(optimizer.scheduled_fields(inputs.device, row), reads)
-                batches = [_micro_batch(inputs, chunk, index, k) for k in range(plan.accum)]
-                if isinstance(optimizer, ManualOptimizers):
-                    return _manual_step(hooks, optimizer, view, state, batches[0], row)
-                assert isinstance(inputs.anchors, DecayInputs)
-                grads, model_state, scalars = _accumulate(hooks, view, state, batches)
-                params, opt_state = optimizer.update(
-                    grads, state.opt_state, state.params, inputs.anchors, row, view
-                )
-                return TrainState(params, model_state, opt_state), scalars
+    def program(state: TrainState, inputs: StepInputs, chunk: Chunk) -> tuple[TrainState, Scalars]:
+        def take_step(state: TrainState, index: Any) -> tuple[TrainState, Scalars]:
+            batches = jax.tree.map(lambda field: field[index], chunk.batches)
+            return step(state, inputs, chunk.rows[index], batches)
 
-            if plan.is_looped:
-                return _loop(take_step, state, plan.steps_per_call, chunk.count)
-            return _unrolled(take_step, state, plan.steps_per_call, chunk.count)
+        if plan.is_looped:
+            return _loop(take_step, state, scalars, plan.steps_per_call, chunk.count)
+        return _unrolled(take_step, state, plan.steps_per_call, chunk.count)
 
-        return program
-
-    return make
+    return program
 
 
 def _manual_step(
@@ -122,11 +142,9 @@ def _manual_step(
     return TrainState(params, model_state, optimizers.flatten(opt)), scalars
 
 
-def _micro_batch(inputs: StepInputs, chunk: Chunk, step: Any, micro: int) -> Flat:
-    if not inputs.data:
-        return jax.tree.map(lambda field: field[step, micro], chunk.batches)
-    indices = chunk.batches[step, micro]
-    return jax.tree.map(lambda field: field[indices], inputs.data)
+def _micro_batch(inputs: StepInputs, batches: Any, micro: int) -> Flat:
+    one = jax.tree.map(lambda field: field[micro], batches)
+    return jax.tree.map(lambda field: field[one], inputs.data) if inputs.data else one
 
 
 def _accumulate(
@@ -165,16 +183,15 @@ _TakeStep = Callable[[TrainState, Any], tuple[TrainState, Scalars]]
 
 
 def _loop(
-    take_step: _TakeStep, state: TrainState, length: int, count: jax.Array
+    take_step: _TakeStep, state: TrainState, scalars: Any, length: int, count: jax.Array
 ) -> tuple[TrainState, Scalars]:
     # The count is traced even where it is always 1: one program for every count.
-    shapes = jax.eval_shape(take_step, state, 0)[1]
-    empty = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), shapes)
+    empty = jax.tree.map(lambda s: jnp.zeros((length, *s.shape), s.dtype), scalars)
 
     def body(index: Any, carry: tuple[TrainState, Scalars]) -> tuple[TrainState, Scalars]:
-        state, scalars = carry
+        state, rows = carry
         state, new = take_step(state, index)
-        return state, jax.tree.map(lambda a, one: a.at[index].set(one), scalars, new)
+        return state, jax.tree.map(lambda a, one: a.at[index].set(one), rows, new)
 
     return jax.lax.fori_loop(0, count, body, (state, empty))
 

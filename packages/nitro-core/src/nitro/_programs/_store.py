@@ -16,10 +16,10 @@ from nitro._trees import describe_array, named_leaves
 from nitro.errors import ProgramError
 
 from ._facts import TraceFacts, facts_of
-from ._key import KeyPart, ProgramKey, base_digest
-from ._own_traces import own_traces
+from ._key import KeyPart, ProgramKey, program_digest
 from ._persistent import watch_cache
 from ._slow_compile import warn_if_slow
+from ._tracing import TracedProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,10 @@ class ProgramRequest:
     Attributes:
         role: "train step", "forward", "loss" and so on.
         owner: The experiment's class name.
-        parts: What decides the program, apart from structural fields, by label; `code`, what
-            it is traced from, among them.
-        graph: The structural fields' values by label. A program depends only on those
-            that its trace reads.
-        make: Called with a set that collects the structural fields which the trace
-            reads; returns the function to compile.
+        traced: What was traced, which is what the program is found by.
+        parts: What decides it besides: the plan, the configuration of JAX; by label.
+        code: What the trace rests on, for explanations only.
+        graph: The structural fields' values by label, for explanations only.
         arguments: The abstract positional arguments.
         check: Called with the jaxpr before it is lowered; raises where it must not be
             compiled.
@@ -45,20 +43,25 @@ class ProgramRequest:
 
     role: str
     owner: str
+    traced: TracedProgram
     parts: Mapping[str, KeyPart]
+    code: Any
     graph: Mapping[str, KeyPart]
-    make: Callable[[set[str]], Callable[..., Any]]
     arguments: Sequence[Any]
     check: Callable[[Any], None]
     slow_compile_s: float
     donate: tuple[int, ...] = ()
     compile_options: Mapping[str, Any] = field(default_factory=dict)
 
-    def trace(self, reads: set[str]) -> Any:
-        """Traces the program from the code as it is now; JAX's `Traced`."""
-        jitted = jax.jit(self.make(reads), donate_argnums=self.donate, keep_unused=True)
-        with own_traces(self.parts["code"].digest):
-            return jitted.trace(*self.arguments)
+    def digest(self) -> str:
+        """What identifies the program."""
+        return program_digest(
+            self.role,
+            self.traced.digest.text,
+            self.parts,
+            (self.arguments, self.traced.outputs),
+            {**self.compile_options, "donated": self.donate},
+        )
 
 
 class Program:
@@ -103,12 +106,12 @@ class Program:
 
 
 class Store:
-    """Finds programs by key and compiles each missing one exactly once."""
+    """Finds programs by what they compute, and compiles each missing one exactly once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._building: dict[str, threading.Lock] = {}
-        self._programs: dict[str, list[Program]] = {}
+        self._programs: dict[str, Program] = {}
         self._in_order: list[Program] = []
         self._counts: Counter[str] = Counter()
 
@@ -117,13 +120,14 @@ class Store:
 
         A thread that asks for a program which another is compiling waits for it.
         """
-        base = base_digest(request.role, request.parts, request.arguments, request.compile_options)
+        digest = request.digest()
         with self._lock:
-            building = self._building.setdefault(base, threading.Lock())
+            building = self._building.setdefault(digest, threading.Lock())
         with building:
-            found = self._find(base, request.graph)
+            with self._lock:
+                found = self._programs.get(digest)
             self._count(request.role, hit=found is not None)
-            return found or self._build(base, request)
+            return found or self._build(digest, request)
 
     def stats(self) -> dict[str, Any]:
         """Hits, misses, entries and compile seconds, in all and by role."""
@@ -160,19 +164,13 @@ class Store:
             self._in_order.clear()
             self._counts.clear()
 
-    def _find(self, base: str, graph: Mapping[str, KeyPart]) -> Program | None:
-        with self._lock:
-            candidates = list(self._programs.get(base, ()))
-        return next((p for p in candidates if p.key.admits(graph)), None)
-
     def _count(self, role: str, *, hit: bool) -> None:
         with self._lock:
             self._counts[f"{'hits' if hit else 'misses'}:{role}"] += 1
 
-    def _build(self, base: str, request: ProgramRequest) -> Program:
+    def _build(self, digest: str, request: ProgramRequest) -> Program:
         started = time.perf_counter()
-        reads: set[str] = set()
-        traced = request.trace(reads)
+        traced = request.traced
         request.check(traced.jaxpr)
         with watch_cache() as cache_use:
             compiled = _compile(traced.lower(), request)
@@ -180,15 +178,16 @@ class Store:
             role=request.role,
             owner=request.owner,
             parts=request.parts,
+            code=request.code,
             graph=request.graph,
-            reads=frozenset(reads),
+            reads=traced.reads,
             options=request.compile_options,
         )
         seconds = time.perf_counter() - started
         facts = facts_of(traced.jaxpr)
         program = Program(key, compiled, request.arguments, seconds, facts)
         with self._lock:
-            self._programs.setdefault(base, []).append(program)
+            self._programs[digest] = program
             self._in_order.append(program)
             self._counts["persistent_hits"] += cache_use.hits
             self._counts["persistent_misses"] += cache_use.misses
@@ -205,7 +204,7 @@ def cache_stats() -> dict[str, Any]:
     """Counts the programs of this process.
 
     Returns:
-        `hits`, `misses` and `entries` of the store; `compile_seconds`, tracing included;
+        `hits`, `misses` and `entries` of the store; `compile_seconds`, lowering included;
         `persistent_hits` and `persistent_misses`, which say for the misses whether JAX's
         persistent cache had the machine code; and `by_role`, the counts for each kind of
         program.

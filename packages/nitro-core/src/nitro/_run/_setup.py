@@ -41,7 +41,7 @@ from nitro._programs import (
 from nitro._progress import make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat, jax_dtype, too_wide
-from nitro.errors import ConfigError, warn
+from nitro.errors import ConfigError
 
 from ._derive import derive
 from ._position import check_position
@@ -170,7 +170,6 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         max_constant_bytes=_or_infinite(options.max_constant_bytes),
         slow_compile_s=options.slow_compile_s,
     )
-    _warn_unfingerprinted(programs)
     stopper = _checked_stopper(experiment, splits, given["early_stop"])
     warn_near_misses(routes, first)
     moves_in_epoch, notes = check_position(source, splits, writes_records=checkpointer is not None)
@@ -321,19 +320,3 @@ def _checked_stopper(experiment: Experiment, splits: Mapping[str, Any], given: A
 def _make_logger(experiment: Experiment, options: RunOptions, given: Any) -> Logger:
     logger, _ = resolve_option(experiment, "logger", given, UNSET)
     return checked_logger(JSONLinesLogger() if logger is UNSET else logger, options.run_dir)
-
-
-def _warn_unfingerprinted(programs: RunPrograms) -> None:
-    """Tells once per process what traced code reaches that has no content to compare."""
-    new = [name for name in programs.unfingerprinted() if name not in _told_unfingerprinted]
-    _told_unfingerprinted.update(new)
-    if new:
-        warn(
-            f"Traced code reaches {', '.join(f'`{name}`' for name in new)}, which cannot be compared "
-            "by content and counts as itself: a change inside it is not seen, and another object in "
-            "its place compiles anew.\n"
-            "  fix: pass what the code needs of it as a field, or as a plain value"
-        )
-
-
-_told_unfingerprinted: set[str] = set()

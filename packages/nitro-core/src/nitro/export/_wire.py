@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import has_hook, listed
-from nitro._programs import own_traces, trace_closure
+from nitro._programs import TraceScope
 from nitro._run import Session
 from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, did_you_mean
@@ -47,6 +46,7 @@ class WireForward:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._dtype = dtype
+        self._scope = TraceScope()
         # Before any wire widens them: what the run was trained with.
         self._is_wide = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue] - made at run time
 
@@ -104,10 +104,6 @@ class WireForward:
         code = {f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks}
         return {**code, "model": self.hooks.layout.eval_modules}
 
-    @functools.cached_property
-    def _code(self) -> str:
-        return trace_closure(self.roots, owner=type(self.session.setup.experiment)).digest
-
     @property
     def rngs(self) -> Flat:
         """The RNG state by dotted name."""
@@ -146,7 +142,7 @@ class WireForward:
             name: given[name] if name in given else _inert(value)
             for name, value in self.session.state.model_state.items()
         }
-        with own_traces(self._code):
+        with self._scope.entered():
             batch = self._batch(view, wire)
             with self._types_of_training():
                 batch = jax.tree.map(self._cast, batch)
@@ -159,7 +155,7 @@ class WireForward:
     def predict(self, wire: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What `Nitro.predict` returns for wire inputs, as the outputs are promised."""
         view = self.hooks.view(self.session.device)
-        with self.wide_types(), own_traces(self._code):
+        with self.wide_types(), self._scope.entered():
             arrays = [jnp.asarray(wire[spec.name]) for spec in self.inputs]
             batch = jax.tree.map(np.asarray, self._batch(view, arrays))
         ordered = [wire[spec.name] for spec in self.inputs]
