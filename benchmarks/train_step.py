@@ -10,6 +10,8 @@ Contenders for each workload, all with the same optimizer, data and batch order:
 - `nnx_loop`: the usual NNX loop: `nnx.jit` and `nnx.Optimizer`.
 - `nitro`: Nitro with its defaults: a log line per step, history; validation and progress off.
 - `nitro_schedule`: the same with a scheduled learning rate.
+- `nitro_saved`: validation on a tenth of the data and a checkpoint after each epoch, by default;
+  the second line of ratios.
 - `keras` (JAX backend), `torch`, `lightning`: in the interpreters that are given.
 
 Without MNIST the images are random; the ratios mean the same.
@@ -187,10 +189,15 @@ class Classifier(nitro.Experiment):
     workload: nitro.GraphConst[str]
     smoothing: nitro.Device[float] = SMOOTHING
     arrays: Any = None
+    validates: bool = False
 
     def build_data(self):
         workload = WORKLOADS[self.workload]
-        return {"train": TimedLoader(self.arrays, workload.batch, shuffle=True)}
+        splits = {"train": TimedLoader(self.arrays, workload.batch, shuffle=True)}
+        if self.validates:
+            tenth = {name: array[: len(array) // 10] for name, array in self.arrays.items()}
+            splits["val"] = nitro.ArrayLoader(tenth, workload.batch)
+        return splits
 
     def build_model(self, rngs):
         return WORKLOADS[self.workload].make_model(rngs)
@@ -213,13 +220,16 @@ class TimedLoader(nitro.ArrayLoader):
 STARTS: list[float] = []
 
 
-def nitro_laps(name: str, img: np.ndarray, label: np.ndarray, laps: int, **options: Any) -> Any:
+def nitro_laps(
+    name: str, img: np.ndarray, label: np.ndarray, laps: int, *, saves: bool = False, **options: Any
+) -> Any:
     """Seconds of each epoch of a fresh run, the first two left out."""
     STARTS.clear()
+    if not saves:
+        options["checkpointer"] = None
     run = nitro.Nitro(
-        Classifier(workload=name, arrays={"img": img, "label": label}),
+        Classifier(workload=name, arrays={"img": img, "label": label}, validates=saves),
         run_dir=tempfile.mkdtemp(),
-        checkpointer=None,
         progress=False,
         max_epochs=laps + 2,
         **options,
@@ -253,6 +263,7 @@ def compare(name: str, mnist: Path, rounds: int, laps: int) -> dict[str, float]:
                 "learning_rate": lambda horizon: optax.cosine_decay_schedule(1e-3, horizon)
             }
         },
+        "nitro_saved": {"saves": True},
     }
     seconds: dict[str, list[float]] = {name: [] for name in (*references, *runs)}
     for lap in references.values():
@@ -290,9 +301,9 @@ def main() -> None:
             if python is not None:
                 rates |= measure_peer(python, peer, name, arguments.laps)
         print(json.dumps({"workload": name, **{k: round(v, 1) for k, v in rates.items()}}))
-        nitro_rate = rates["nitro"]
-        ratios = ", ".join(f"{nitro_rate / rate:.2f} of {c}" for c, rate in rates.items())
-        print(f"  nitro: {ratios}", flush=True)
+        for own in ("nitro", "nitro_saved"):
+            ratios = ", ".join(f"{rates[own] / rate:.2f} of {c}" for c, rate in rates.items())
+            print(f"  {own}: {ratios}", flush=True)
 
 
 if __name__ == "__main__":

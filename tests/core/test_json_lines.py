@@ -37,6 +37,23 @@ def test_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
     assert seen == [{"type": "metrics", "context": "train", "step": 1, "epoch": 1, "loss": 1.0}]
 
 
+def test_block_is_on_disk_as_the_lines_one_by_one_would_be(tmp_path: Path) -> None:
+    columns = {"loss": [0.1, 1e-9, 3.0], 'a "b", %s {c}': [1, 2, 3], "hit": [True, False, True]}
+    block = JSONLinesLogger(tmp_path / "block.jsonl")
+    lines = JSONLinesLogger(tmp_path / "lines.jsonl")
+
+    block.metrics_block(columns, context="train", first_step=8, epoch=2)
+    for step in range(3):
+        row = {name: column[step] for name, column in columns.items()}
+        lines.metrics(row, context="train", step=8 + step, epoch=2)
+    seen = (tmp_path / "block.jsonl").read_bytes()
+    block.close()
+    lines.close()
+
+    assert seen == (tmp_path / "lines.jsonl").read_bytes()
+    assert [line["step"] for line in _lines(tmp_path / "block.jsonl")] == [8, 9, 10]
+
+
 def test_second_run_appends(plane: Any, make_run: Any) -> None:
     make_run(plane()).train()
     path = make_run(plane()).train().run_dir / "metrics.jsonl"
@@ -118,6 +135,8 @@ def test_metric_named_as_a_carrier_is_refused(tmp_path: Path, name: str) -> None
 
     with pytest.raises(ConfigError, match=rf"A metric is named `{name}`[\s\S]*`{name}_value`"):
         logger.metrics({name: 1.0}, context="train", step=1, epoch=1)
+    with pytest.raises(ConfigError, match=rf"A metric is named `{name}`"):
+        logger.metrics_block({name: [1.0]}, context="train", first_step=1, epoch=1)
 
 
 def test_field_named_type_is_refused_before_the_first_step(plane: Any, make_run: Any) -> None:

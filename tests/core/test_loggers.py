@@ -193,6 +193,68 @@ def test_an_error_finishes_as_failed_and_is_raised_whatever_finish_does(
     assert [call for call in logger.calls if call[0] == "finish"] == [("finish", "failed")]
 
 
+class Blocks(Recorder):
+    """A recorder that takes the steps of a call at once."""
+
+    def metrics_block(self, columns: Any, *, context: Any, first_step: Any, **more: Any) -> Any:
+        self.calls.append(("block", (context, first_step, {**columns})))
+
+
+def test_a_logger_with_blocks_gets_the_steps_of_a_call_at_once(plane: Any, make_run: Any) -> None:
+    logger, lines = Blocks(), JSONLinesLogger()
+
+    run = make_run(
+        plane(), max_epochs=2, logger=MultiLogger(logger, lines), steps_per_call=3
+    ).train()
+
+    blocks = [told for verb, told in logger.calls if verb == "block"]
+    assert [(context, first) for context, first, _ in blocks] == [
+        *[("train", step) for step in (1, 4, 5, 8)]
+    ]
+    losses = [loss for *_, columns in blocks for loss in columns["loss"]]
+    logged = _lines(run.run_dir / "metrics.jsonl")
+    assert losses == [line["loss"] for line in logged if line.get("context") == "train"]
+    contexts = [told[0] for verb, told in logger.calls if verb == "metrics"]
+    assert contexts == ["data", "val"] * 2
+
+
+def test_a_logger_that_changes_metrics_only_gets_each_step(
+    plane: Any, make_run: Any, tmp_path: Path
+) -> None:
+    class Halved(JSONLinesLogger):
+        def metrics(self, values: Any, **more: Any) -> None:
+            super().metrics({name: value / 2 for name, value in values.items()}, **more)
+
+    run = make_run(
+        plane(), logger=MultiLogger(JSONLinesLogger(), Halved(tmp_path / "half.jsonl"))
+    ).train()
+
+    whole = _lines(run.run_dir / "metrics.jsonl")
+    half = _lines(tmp_path / "half.jsonl")
+    assert [line["loss"] / 2 for line in whole if line.get("context") == "train"] == [
+        line["loss"] for line in half if line.get("context") == "train"
+    ]
+    assert _steps(half) == [*range(1, 5)]
+
+
+def test_a_loss_that_diverges_inside_a_call_leaves_the_steps_before_it_in_the_log(
+    plane: Any, make_run: Any
+) -> None:
+    class Diverging(plane):
+        rate: nitro.Device[float] = 1.0
+
+        def loss(self, height: Any, *, y: Any) -> Any:
+            return super().loss(height, y=y) / self.rate
+
+    # Step 3 divides by zero, and so do those behind it.
+    schedules = {"rate": lambda _: lambda step: 1.0 * (step < 2)}
+    run = make_run(Diverging(), schedules=schedules, steps_per_call=4)
+    with pytest.raises(DivergenceError, match=r"The loss is (inf|nan) at step 3 of epoch 1"):
+        run.train()
+
+    assert _steps(_lines(run.run_dir / "metrics.jsonl")) == [1, 2]
+
+
 def test_logger_is_built_last_so_a_failed_setup_leaves_nothing(plane: Any, make_run: Any) -> None:
     built: list[Recorder] = []
 
@@ -244,6 +306,22 @@ def test_tensorboard_holds_scalars_parameters_and_outcome(plane: Any, make_run: 
     assert _texts(directory, "status") == ["completed"]
     tags = {value.tag for event in _events(directory) for value in event.summary.value}
     assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= tags
+
+
+def test_tensorboard_has_on_disk_what_a_record_tells_of(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    logger = TensorBoardLogger(tmp_path)
+    losses = [1 / step for step in range(1, 301)]
+
+    logger.metrics_block({"loss": losses}, context="train", first_step=1, epoch=1)
+    state = logger.logger_state()
+    on_disk = _scalars(tmp_path, "train/loss")
+    logger.finish("completed")
+
+    assert state["step"] == 300
+    assert [step for step, _ in on_disk] == [*range(1, 301)]
+    assert [value for _, value in on_disk] == pytest.approx(losses, rel=1e-6)
+    assert [step for step, _ in _scalars(tmp_path, "epoch")] == [1]
 
 
 def test_tensorboard_writes_nothing_before_training(plane: Any, make_run: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import nitro
 from nitro import _cli
-from nitro._journal import read_run_file, write_run_file
+from nitro._journal import RunFileWriter, read_run_file
 
 _SOURCE = textwrap.dedent(
     '''
@@ -312,9 +312,9 @@ def test_run_whose_process_is_gone_is_interrupted(cli: Any) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
 
-    write_run_file(dataclasses.replace(run, status="running", pid=dead.pid))
+    RunFileWriter().write(dataclasses.replace(run, status="running", pid=dead.pid))
     assert read_run_file("runs/Slope").status == "interrupted"
-    write_run_file(dataclasses.replace(run, status="running"))
+    RunFileWriter().write(dataclasses.replace(run, status="running"))
     assert "`kill " in cli("show", "runs/Slope")[1]
 
 
@@ -353,6 +353,27 @@ def test_run_that_leaves_nothing_has_no_file(plane: Any, make_run: Any) -> None:
     run = make_run(plane(), logger=None, checkpointer=None).train()
 
     assert not run.run_dir.exists()
+
+
+def test_file_is_whole_at_each_moment_of_the_training(
+    plane: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nitro._run._journaling._EVERY_S", 0)  # else once a second
+    run = make_run(plane(), max_epochs=3)
+    seen: list[Any] = []
+    run.on_phase(lambda event: event.metrics and seen.append(read_run_file(run.run_dir)))
+
+    run.train()
+    seen.append(read_run_file(run.run_dir))
+
+    assert [(file.status, file.step) for file in seen] == [
+        *[("running", step) for step in (4, 8, 12)],
+        ("completed", 12),
+    ]
+    assert [len(file.history) for file in seen] == [0, 1, 2, 3]
+    assert seen[-1].history == run.history.scalar_rows()
+    assert [file.binding for file in seen] == [str(run.binding)] * 4
+    assert "memory\n" in seen[0].binding
 
 
 def test_script_is_remembered_by_its_file(tmp_path: Path) -> None:

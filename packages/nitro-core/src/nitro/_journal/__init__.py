@@ -3,7 +3,7 @@
 from ._endings import Ending, ending
 from ._history import HISTORY_KEYS, History
 from ._plot import plot_history
-from ._run_file import RUN_FILE_NAME, RunFile, find_runs, read_run_file, write_run_file
+from ._run_file import RUN_FILE_NAME, RunFile, RunFileWriter, find_runs, read_run_file
 from ._tables import Report, Section, Table
 
 __all__ = [
@@ -13,11 +13,11 @@ __all__ = [
     "History",
     "Report",
     "RunFile",
+    "RunFileWriter",
     "Section",
     "Table",
     "ending",
     "find_runs",
     "plot_history",
     "read_run_file",
-    "write_run_file",
 ]

@@ -59,7 +59,8 @@ class History:
             return list(HISTORY_KEYS)
         ordered = [name for name in first if name in names]
         ordered += [name for name in names if name not in ordered]
-        return [name for name in ordered if name not in self.arrays]
+        arrays = self.arrays
+        return [name for name in ordered if name not in arrays]
 
     @property
     def arrays(self) -> dict[str, tuple[int, ...]]:
@@ -92,10 +93,11 @@ class History:
         """Adds a finished epoch."""
         self.rows.append(dict(row))
 
-    def scalar_rows(self) -> list[dict[str, Any]]:
-        """The rows without what is no scalar, as JSON can hold them."""
-        columns = self.columns
-        return [{n: _finite(row[n]) for n in columns if n in row} for row in self.rows]
+    def scalar_rows(self, start: int = 0) -> list[dict[str, Any]]:
+        """The rows from an index on, without what is no scalar, as JSON can hold them."""
+        new = self.rows[start:]
+        columns = self.columns if new else []
+        return [{n: _finite(row[n]) for n in columns if n in row} for row in new]
 
     def to_dict(self) -> dict[str, list[Any]]:
         """The columns by name; None where an epoch lacks a value."""

@@ -79,14 +79,30 @@ class RunFile:
         )
 
 
-def write_run_file(run: RunFile) -> None:
-    """Replaces the run's file at once, so that a reader never sees half of it."""
-    path = Path(run.run_dir) / RUN_FILE_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    content = {"format_version": FORMAT_VERSION, **dataclasses.asdict(run)}
-    temporary.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+class RunFileWriter:
+    """Writes the file of one run again and again; a finished epoch becomes text once."""
+
+    def __init__(self) -> None:
+        self._epochs: list[str] = []
+
+    def write(self, run: RunFile) -> None:
+        """Replaces the run's file at once, so that a reader never sees half of it.
+
+        Args:
+            run: What to write; its history has grown, if anything, since the last time.
+        """
+        path = Path(run.run_dir) / RUN_FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        names = [one.name for one in dataclasses.fields(run) if one.name != "history"]
+        rest = {"format_version": FORMAT_VERSION, **{name: getattr(run, name) for name in names}}
+        self._epochs += [
+            json.dumps(row, allow_nan=False) for row in run.history[len(self._epochs) :]
+        ]
+        head = json.dumps(rest, allow_nan=False)[:-1]
+        temporary = path.with_suffix(".tmp")
+        history = ", ".join(self._epochs)
+        temporary.write_text(f'{head}, "history": [{history}]}}\n', encoding="utf-8")
+        temporary.replace(path)
 
 
 def read_run_file(run_dir: str | Path) -> RunFile:

@@ -3,7 +3,7 @@
 from ._json_lines import JSONLinesLogger, plain
 from ._mlflow import MLflowLogger
 from ._multi import MultiLogger
-from ._protocol import Logger, NullLogger, checked_logger, checked_state
+from ._protocol import Logger, NullLogger, checked_logger, checked_state, log_block
 from ._tensorboard import TensorBoardLogger
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "TensorBoardLogger",
     "checked_logger",
     "checked_state",
+    "log_block",
     "plain",
 ]

@@ -24,7 +24,7 @@ _END_BYTES = 4096
 
 
 class JSONLinesLogger:
-    """Appends one JSON object per line to a file, flushed line by line.
+    """Appends one JSON object per line to a file; the lines of one call are written at once.
 
     Each object has a `type`: metrics, params, tags, other, confusion or finish. A step's
     line is `{"type": "metrics", "context": "train", "step": 1, "epoch": 1, "loss": ...}`.
@@ -56,6 +56,36 @@ class JSONLinesLogger:
         _refuse_carriers(values, _CARRIERS, what="metric")
         line = {"type": "metrics", "context": context, "step": step, "epoch": epoch, **values}
         self._write(line)
+
+    def metrics_block(
+        self,
+        columns: Mapping[str, Sequence[float]],
+        *,
+        context: str,
+        first_step: int,
+        epoch: int,
+        **_more: Any,
+    ) -> None:
+        """Writes a line of scalars for each of several steps, as `metrics` would.
+
+        Args:
+            columns: Finite Python numbers by name, one for each step.
+            context: As in `metrics`.
+            first_step: The step of the first line.
+            epoch: The epoch of all lines.
+
+        Raises:
+            ConfigError: A metric has the name of a key that every line carries.
+        """
+        _refuse_carriers(columns, _CARRIERS, what="metric")
+        start = json.dumps({"type": "metrics", "context": context})[:-1] + ', "step": '
+        members = [_members(name, column) for name, column in columns.items()]
+        self._append(
+            "".join(
+                f'{start}{step}, "epoch": {epoch}, {", ".join(row)}}}\n'
+                for step, row in enumerate(zip(*members, strict=True), first_step)
+            )
+        )
 
     def params(self, values: Mapping[str, Any], **_more: Any) -> None:
         """Writes the configuration as one line.
@@ -156,11 +186,15 @@ class JSONLinesLogger:
         return self.path
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        self._append(json.dumps(plain(line), allow_nan=False) + "\n")
+
+    def _append(self, lines: str) -> None:
+        """Hands whole lines to the operating system, which keeps them though we be killed."""
         if self._file is None:
             path = self._bound_path()
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
+        self._file.write(lines)
         self._file.flush()
 
 
@@ -195,6 +229,15 @@ def _checksum(path: Path, size: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, size - _END_BYTES))
         return hashlib.sha256(file.read(size - file.tell())).hexdigest()
+
+
+def _members(name: str, column: Sequence[float]) -> list[str]:
+    """`"name": value` for each value, by one call of the encoder: numbers hold no comma."""
+    if not column:
+        return []
+    key = json.dumps(name)
+    numbers = json.dumps(list(column), allow_nan=False)[1:-1].split(", ")
+    return [f"{key}: {number}" for number in numbers]
 
 
 def _refuse_carriers(values: Mapping[str, Any], carriers: Sequence[str], *, what: str) -> None:

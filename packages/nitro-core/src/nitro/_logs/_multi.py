@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from nitro.errors import CheckpointError, ConfigError
 
-from ._protocol import FinishStatus, Logger, checked_logger
+from ._protocol import FinishStatus, Logger, checked_logger, log_block
 
 
 class MultiLogger:
@@ -49,6 +49,19 @@ class MultiLogger:
         """Passes them on."""
         for logger in self.loggers:
             logger.metrics(values, context=context, step=step, epoch=epoch, **more)
+
+    def metrics_block(
+        self,
+        columns: Mapping[str, Sequence[float]],
+        *,
+        context: str,
+        first_step: int,
+        epoch: int,
+        **_more: Any,
+    ) -> None:
+        """Passes them on: at once, or step by step, as each logger takes them."""
+        for logger in self.loggers:
+            log_block(logger, columns, context=context, first_step=first_step, epoch=epoch)
 
     def params(self, values: Mapping[str, Any], **more: Any) -> None:
         """Passes them on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -27,10 +27,12 @@ VERBS = (
 class Logger(Protocol):
     """Receives what a run reports. Extra keywords may come with later versions.
 
-    Three more methods are called where a logger has them: `bind(run_dir)` returns the logger
-    for a run; `set_aside()` comes before `reattach` where that cuts off what another run has
-    logged; `blank_state()` returns what `reattach` gets where a process was killed before its
-    first record, and its run starts over.
+    Four more methods are called where a logger has them: `bind(run_dir)` returns the logger
+    for a run; `metrics_block(columns, *, context, first_step, epoch, **more)` takes the steps
+    of one call of the program at once, instead of a call of `metrics` for each; `set_aside()`
+    comes before `reattach` where that cuts off what another run has logged; `blank_state()`
+    returns what `reattach` gets where a process was killed before its first record, and its
+    run starts over.
     """
 
     def metrics(
@@ -120,10 +122,51 @@ def checked_state(logger: Logger) -> Any:
         ) from error
 
 
+def log_block(
+    logger: Logger,
+    columns: Mapping[str, Sequence[float]],
+    *,
+    context: str,
+    first_step: int,
+    epoch: int,
+) -> None:
+    """Logs consecutive steps: at once where the logger can do that, else one by one.
+
+    Args:
+        logger: Who gets them.
+        columns: Finite scalars by name, one for each step, as Python numbers.
+        context: As in `Logger.metrics`.
+        first_step: The step of the first row.
+        epoch: The epoch of all rows.
+    """
+    if _takes_blocks(logger):
+        block: Any = logger
+        block.metrics_block(columns, context=context, first_step=first_step, epoch=epoch)
+        return
+    for step, row in enumerate(zip(*columns.values(), strict=True), first_step):
+        values = dict(zip(columns, row, strict=True))
+        logger.metrics(values, context=context, step=step, epoch=epoch)
+
+
+def _takes_blocks(logger: Any) -> bool:
+    """Whether it has `metrics_block`, and no `metrics` that was written over an inherited one."""
+    for namespace in (vars(logger) if hasattr(logger, "__dict__") else {}, *_namespaces(logger)):
+        if "metrics_block" in namespace or "metrics" in namespace:
+            return "metrics_block" in namespace
+    return False
+
+
+def _namespaces(logger: Any) -> Iterator[Mapping[str, Any]]:
+    return (vars(kind) for kind in type(logger).__mro__)
+
+
 class NullLogger:
     """Drops everything: what `logger=None` means."""
 
     def metrics(self, values: Mapping[str, float], **more: Any) -> None:
+        """Drops them."""
+
+    def metrics_block(self, columns: Mapping[str, Sequence[float]], **more: Any) -> None:
         """Drops them."""
 
     def params(self, values: Mapping[str, Any], **more: Any) -> None:

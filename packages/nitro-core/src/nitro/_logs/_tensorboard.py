@@ -7,7 +7,7 @@ import html
 import importlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +34,7 @@ class TensorBoardLogger:
 
     def __init__(self, log_dir: str | Path | None = None) -> None:
         self._writers: Any = _import_tensorboardx()
+        self._events: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         self.log_dir = None if log_dir is None else Path(log_dir)
         self._writer: Any = None
         self._purge_step: int | None = None
@@ -62,15 +63,26 @@ class TensorBoardLogger:
         self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **_more: Any
     ) -> None:
         """Writes scalars as `context/name`, and `epoch` where it changes."""
-        self._step = max(self._step, step)
-        for name, value in values.items():
-            self.writer.add_scalar(f"{context}/{name}", value, step)
-        if epoch != self._epoch:
-            self.writer.add_scalar("epoch", epoch, step)
-            self._epoch = epoch
-        if context != "train":
-            self._last |= {f"{context}/{name}": value for name, value in values.items()}
-            self.writer.flush()
+        self._write_scalars({name: [value] for name, value in values.items()}, context, step, epoch)
+
+    def metrics_block(
+        self,
+        columns: Mapping[str, Sequence[float]],
+        *,
+        context: str,
+        first_step: int,
+        epoch: int,
+        **_more: Any,
+    ) -> None:
+        """Writes the scalars of several steps, as `metrics` would.
+
+        Args:
+            columns: Numbers by name, one for each step.
+            context: As in `metrics`.
+            first_step: The step of the first row.
+            epoch: The epoch of all rows.
+        """
+        self._write_scalars(columns, context, first_step, epoch)
 
     def params(self, values: Mapping[str, Any], **_more: Any) -> None:
         """Writes the configuration as a table."""
@@ -147,18 +159,50 @@ class TensorBoardLogger:
         self._step = max(state["step"], 0)
         self._purge_step = state["step"] + 1
 
+    def _write_scalars(
+        self, columns: Mapping[str, Sequence[float]], context: str, first_step: int, epoch: int
+    ) -> None:
+        names = [f"{context}/{name}" for name in columns]
+        events = [self._new_event(name) for name in names]
+        add_event = self.writer.file_writer.add_event
+        step = first_step
+        for step, row in enumerate(zip(*columns.values(), strict=True), first_step):
+            for event, value in zip(events, row, strict=True):
+                event.summary.value[0].simple_value = float(value)
+                add_event(event, step)
+            if epoch != self._epoch:
+                self.writer.add_scalar("epoch", epoch, step)
+                self._epoch = epoch
+        self._step = max(self._step, step)
+        if context != "train":
+            self._last |= {
+                name: column[-1] for name, column in zip(names, columns.values(), strict=True)
+            }
+            self.writer.flush()
+
+    def _new_event(self, name: str) -> Any:
+        """An event of one scalar; its bytes are made when it is added, so it may be filled again."""
+        summaries = importlib.import_module("tensorboardX.summary")
+        return self._events.Event(summary=summaries.scalar(name, 0.0))
+
     def _open(self) -> Any:
         directory = self._directory()
         directory.mkdir(parents=True, exist_ok=True)
         before = {path.name for path in directory.iterdir()}
         writer = self._writers.SummaryWriter(
             str(directory),
-            purge_step=self._purge_step,
             # Its own names count in seconds: a file of the same second would be overwritten. Files
             # are read in the order of their names, so the number comes first.
             filename_suffix=f".{len(before):04}.{secrets.token_hex(4)}",
         )
-        self._purge_step = None
+        events = writer.file_writer.event_writer
+        # Else a thread gets them through a pipe, ten at a time, and `flush` does not wait for it:
+        # that is slow, and a process that is killed loses what its record tells of.
+        events.add_event = events._ev_writer.write_event
+        if self._purge_step is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            writer.file_writer.add_event(self._events.Event(session_log=start), self._purge_step)
+            self._purge_step = None
         self._files += sorted(p.name for p in directory.iterdir() if p.name not in before)
         return writer
 

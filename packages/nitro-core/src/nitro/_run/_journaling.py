@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nitro._experiment import locate
-from nitro._journal import RUN_FILE_NAME, RunFile, read_run_file, write_run_file
+from nitro._journal import RUN_FILE_NAME, RunFile, RunFileWriter, read_run_file
 from nitro.errors import warn
 
 from ._binding import binding_report
@@ -30,6 +30,10 @@ class RunJournal:
     def __init__(self) -> None:
         self._started_at = 0.0
         self._written_s = 0.0
+        self._file = RunFileWriter()
+        self._history: list[dict[str, Any]] = []
+        self._fixed: RunFile | None = None
+        self._fixed_memory: Any = None
         self._told_unwritable = False
 
     def was_interrupted(self, session: Session) -> bool:
@@ -42,6 +46,7 @@ class RunJournal:
     def begin(self, session: Session) -> None:
         """Writes the file as training begins."""
         self._started_at = time.time()
+        self._file, self._history, self._fixed = RunFileWriter(), [], None
         self._try_to_write(session, "running")
 
     def update(self, session: Session) -> None:
@@ -50,7 +55,8 @@ class RunJournal:
             self._try_to_write(session, "running")
 
     def end(self, session: Session, error: BaseException | None = None) -> None:
-        """Writes the file as training ends."""
+        """Writes the file as training ends, with the Device fields as they are then."""
+        self._fixed = None
         status = "failed" if error is not None else (session.stop_reason or "completed")
         self._try_to_write(session, status, error)
 
@@ -65,7 +71,7 @@ class RunJournal:
             status,
             max_epochs,
         ):
-            write_run_file(dataclasses.replace(run, status=status, max_epochs=max_epochs))
+            RunFileWriter().write(dataclasses.replace(run, status=status, max_epochs=max_epochs))
 
     def _try_to_write(
         self, session: Session, status: str, error: BaseException | None = None
@@ -83,38 +89,50 @@ class RunJournal:
                 )
 
     def _write(self, session: Session, status: str, error: BaseException | None = None) -> None:
-        setup = session.setup
-        logger = setup.logger
-        write_run_file(
-            RunFile(
-                experiment=experiment_name(type(setup.experiment)),
-                file=source_file(type(setup.experiment)),
-                preset=getattr(setup, "preset", None),
-                run_dir=str(setup.options.run_dir.absolute()),
+        logger = session.setup.logger
+        # The memory plan is part of the binding report, and is made after training has begun.
+        if self._fixed is None or session.memory is not self._fixed_memory:
+            self._fixed, self._fixed_memory = self._describe(session), session.memory
+        self._history += session.history.scalar_rows(len(self._history))
+        self._file.write(
+            dataclasses.replace(
+                self._fixed,
                 status=status,
                 phase=session.phase.value,
                 epoch=session.epoch,
                 step=session.step,
-                max_epochs=setup.options.max_epochs,
                 loss=_finite(session.last_loss),
-                metric=session.history.metric,
-                mode=session.history.mode,
-                history=session.history.scalar_rows(),
-                config=session.config(),
-                binding=str(binding_report(session)),
+                history=self._history,
                 logger={
                     "type": type(logger).__name__,
                     "run_id": logger.run_id(),
                     "run_url": logger.run_url(),
                 },
                 error=None if error is None else f"{type(error).__name__}: {error}",
-                started_at=self._started_at,
                 updated_at=time.time(),
-                pid=os.getpid(),
-                host=socket.gethostname(),
             )
         )
         self._written_s = time.monotonic()
+
+    def _describe(self, session: Session) -> RunFile:
+        """What stays as it is while the run trains."""
+        setup = session.setup
+        return RunFile(
+            experiment=experiment_name(type(setup.experiment)),
+            file=source_file(type(setup.experiment)),
+            preset=getattr(setup, "preset", None),
+            run_dir=str(setup.options.run_dir.absolute()),
+            status="running",
+            max_epochs=setup.options.max_epochs,
+            metric=session.history.metric,
+            mode=session.history.mode,
+            config=session.config(),
+            binding=str(binding_report(session)),
+            started_at=self._started_at,
+            updated_at=self._started_at,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
 
 
 class SilentJournal(RunJournal):

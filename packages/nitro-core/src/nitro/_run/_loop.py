@@ -8,8 +8,10 @@ from contextlib import closing
 from typing import Any
 
 import jax
+import numpy as np
 
 from nitro._journal import ending
+from nitro._logs import log_block
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan
 from nitro.errors import ConfigError, DivergenceError, warn
@@ -223,33 +225,51 @@ def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> b
 
 def _report(session: Session, call: Call, steps: StepRunner) -> None:
     """Logs the steps of one call and adds up their losses."""
-    host = {n: v[: call.count].tolist() for n, v in jax.device_get(call.scalars).items()}
-    epoch = session.epoch + 1
-    log = session.setup.logger.metrics
-    for index in range(call.count):
-        step = call.first + index
-        values = {name: column[index] for name, column in host.items()}
-        _check_loss(session, values["loss"], step=step, epoch=epoch)
-        log(_finite(session, values, "train", step), context="train", step=step, epoch=epoch)
-        session.epoch_loss.add(values["loss"])
-    loss: float = host["loss"][-1]
+    host = {n: v[: call.count] for n, v in jax.device_get(call.scalars).items()}
+    diverged = _first_diverged(session, host["loss"])
+    _log_steps(session, {n: v[:diverged] for n, v in host.items()}, call.first)
+    loss = float(host["loss"][-1])
+    if diverged is not None:
+        raise _divergence(
+            host["loss"][diverged], step=call.first + diverged, epoch=session.epoch + 1
+        )
     session.last_loss = loss
     session.reporter.advance(
         step=call.first + call.count - 1,
-        epoch=epoch,
+        epoch=session.epoch + 1,
         loss=loss,
         data_wait_frac=steps.data_wait_share(),
     )
     session.journal.update(session)
 
 
-def _check_loss(session: Session, loss: float, *, step: int, epoch: int) -> None:
-    if session.setup.options.check_divergence and not math.isfinite(loss):
-        raise DivergenceError(
-            f"The loss is {loss} at step {step} of epoch {epoch}.",
-            expected="a finite loss",
-            fix="start again from the last record with a lower learning rate, or clip the gradient",
-        )
+def _log_steps(session: Session, host: dict[str, np.ndarray], first: int) -> None:
+    """Logs a row for each step, all at once unless something in them is not finite."""
+    columns = {name: column.tolist() for name, column in host.items()}
+    logger, epoch = session.setup.logger, session.epoch + 1
+    if all(np.isfinite(column).all() for column in host.values()):
+        log_block(logger, columns, context="train", first_step=first, epoch=epoch)
+    else:
+        for step, row in enumerate(zip(*columns.values(), strict=True), first):
+            values = _finite(session, dict(zip(columns, row, strict=True)), "train", step)
+            logger.metrics(values, context="train", step=step, epoch=epoch)
+    for loss in columns["loss"]:
+        session.epoch_loss.add(loss)
+
+
+def _first_diverged(session: Session, losses: np.ndarray) -> int | None:
+    """Where the loss is not finite first, if that is to stop the run."""
+    if not session.setup.options.check_divergence or np.isfinite(losses).all():
+        return None
+    return int(np.argmin(np.isfinite(losses)))
+
+
+def _divergence(loss: float, *, step: int, epoch: int) -> DivergenceError:
+    return DivergenceError(
+        f"The loss is {loss} at step {step} of epoch {epoch}.",
+        expected="a finite loss",
+        fix="start again from the last record with a lower learning rate, or clip the gradient",
+    )
 
 
 def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
