@@ -146,6 +146,17 @@ class Bundle:
                 return self._predict(arrays, rows, values)
         return self._predict(arrays, rows, values)
 
+    def count_rows(self, /, **inputs: Array) -> int:
+        """Checks the inputs of a call, and returns their number of rows; runs nothing.
+
+        Returns:
+            The number of rows; -1 where no input has a batch axis.
+
+        Raises:
+            BundleError: Inputs that do not fit; names the input.
+        """
+        return self._reader.read(inputs)[1]
+
     def apply(
         self, weights: Mapping[str, Array] | None = None, /, **inputs: Array
     ) -> dict[str, jax.Array]:

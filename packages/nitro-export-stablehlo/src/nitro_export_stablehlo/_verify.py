@@ -112,6 +112,18 @@ def verify_bundle(path: Path, *, timeout_s: float = TIMEOUT_S) -> Report:
     return report
 
 
+def check_golden(bundle: Bundle) -> None:
+    """Runs each fixed program of a loaded bundle on the golden inputs that the bundle holds.
+
+    Raises:
+        BundleError: An output is not what it was when the bundle was exported.
+    """
+    files = FileReader(bundle.path)
+    index = read_index(files.read(INDEX_FILE, limit_bytes=MAX_INDEX_BYTES))
+    for key in index.fixed_programs:
+        _check_golden(files, index, bundle, key)
+
+
 def one_line(error: BundleError) -> str:
     """The parts of an error on one line."""
     parts = [error.problem.rstrip(".")]
