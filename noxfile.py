@@ -20,7 +20,7 @@ nox.options.sessions = ["lint", "imports", "types", "tests"]
 
 ROOT = Path(__file__).parent
 PYTHONS = ["3.11", "3.12", "3.13"]
-FEATURES = ["loggers", "loaders", "plot", "notebook", "tf"]
+FEATURES = ["loggers", "loaders", "plot", "notebook", "tf", "serve"]
 """The groups that tests skip without."""
 
 TF_SOURCE = ROOT / "packages" / "nitro-export-tf" / "src"
@@ -105,9 +105,9 @@ def wheels(session: nox.Session) -> None:
     dist = empty / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.run_install("uv", "build", "--all-packages", "--wheel", f"--out-dir={dist}")
-    core, stablehlo, tf = (
+    core, stablehlo, tf, serve = (
         next(dist.glob(f"{name}-*.whl"))
-        for name in ("nitro_core", "nitro_export_stablehlo", "nitro_export_tf")
+        for name in ("nitro_core", "nitro_export_stablehlo", "nitro_export_tf", "nitro_serve")
     )
     # By path, so that no namesake on an index can take their place.
     session.install(f"nitro-core[stablehlo] @ {core.as_uri()}", str(stablehlo), "scikit-learn")
@@ -115,7 +115,7 @@ def wheels(session: nox.Session) -> None:
     with session.chdir(empty):
         session.run("python", "digits.py")
 
-    session.install("--no-deps", str(tf))
+    session.install("--no-deps", str(tf), str(serve))
     session.install("--group", "dev")
     session.run("pytest", "--override-ini=pythonpath=", "tests", *session.posargs)
 

@@ -61,4 +61,4 @@ def test_extras_are_the_official_backends() -> None:
 
     backends = {name: [f"nitro-export-{name}"] for name in OFFICIAL_EXTRAS}
     assert {name: extras[name] for name in OFFICIAL_EXTRAS} == backends
-    assert set(extras) - set(backends) == {"mlflow", "plot", "tensorboard"}
+    assert set(extras) - set(backends) == {"mlflow", "plot", "serve", "tensorboard"}

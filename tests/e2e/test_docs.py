@@ -47,6 +47,7 @@ TUTORIAL = DOCS / "tutorial.md"
 
 NEEDS = {
     "docs/how-to/export-savedmodel.md": ["tensorflow", "keras"],
+    "docs/how-to/serve.md": ["kserve", "tritonclient.http"],
     "docs/how-to/see-a-run.md": ["matplotlib", "pandas", "tensorboardX", "mlflow"],
 }
 """The packages of optional groups that a page shows."""

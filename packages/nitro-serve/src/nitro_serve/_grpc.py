@@ -153,9 +153,7 @@ class GrpcInterface(InferenceServicer):
     async def _ready(self, request: Any, _: Any) -> Any:
         try:
             self._store.get(request.name, request.version)
-        except RefusedError as refusal:
-            if refusal.kind is not Kind.UNAVAILABLE:
-                raise
+        except RefusedError:
             return pb.ModelReadyResponse(ready=False)
         return pb.ModelReadyResponse(ready=True)
 

@@ -102,6 +102,8 @@ class RestInterface:
             model = self._store.get(name, version)
             call = read_call(await self._body(request), request.headers.get(HEADER))
             request_id = call.id
+            # Another version may have taken its place while the body came in.
+            model = self._store.get(name, version)
             chosen_outputs(call.outputs, {spec.name: None for spec in model.outputs})
             answering = model.predict(call.inputs, timeout_s=call.timeout_s)
             outputs, timing = await _unless_gone(request, answering)
