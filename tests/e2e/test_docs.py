@@ -17,6 +17,7 @@ import contextlib
 import doctest
 import importlib
 import importlib.metadata
+import importlib.util
 import io
 import os
 import re
@@ -47,7 +48,7 @@ TUTORIAL = DOCS / "tutorial.md"
 
 NEEDS = {
     "docs/how-to/export-savedmodel.md": ["tensorflow", "keras"],
-    "docs/how-to/serve.md": ["kserve", "tritonclient.http"],
+    "docs/how-to/serve.md": ["tritonclient.http"],
     "docs/how-to/see-a-run.md": ["matplotlib", "pandas", "tensorboardX", "mlflow"],
 }
 """The packages of optional groups that a page shows."""
@@ -401,7 +402,12 @@ def _commands() -> Iterator[Any]:
     from nitro._cli import app
     from nitro_export_stablehlo._cli import app as bundle_app
 
-    for program, typer_app in (("nitro", app), ("nitro-bundle", bundle_app)):
+    programs = {"nitro": app, "nitro-bundle": bundle_app}
+    if importlib.util.find_spec("nitro_serve") is not None:
+        from nitro_serve._cli import app as serve_app
+
+        programs["nitro-serve"] = serve_app
+    for program, typer_app in programs.items():
         command: Any = typer.main.get_command(typer_app)
         for name, inner in command.commands.items():
             yield pytest.param(inner, id=f"{program} {name}")

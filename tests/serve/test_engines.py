@@ -119,8 +119,8 @@ def test_rows_along_another_axis_are_right(client, bundles):
 
 def test_sequences_of_any_length_are_answered(client, bundles):
     module, server = client
-    for time in (5, 9):
-        x = np.random.default_rng(time).normal(size=(2, time, 3)).astype(np.float32)
+    for length in (5, 9):
+        x = np.random.default_rng(length).normal(size=(2, length, 3)).astype(np.float32)
 
         answer = server.infer("open", [_input(module, "x", x)])
 
