@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from typing import Any
 
 import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs TensorFlow where it is not installed."""
+    """Has files with slow tests run first; skips what needs TensorFlow where there is none."""
+    slow = Counter(item.path for item in items if _is_slow(item))
+    items.sort(key=lambda item: -slow[item.path])
     if importlib.util.find_spec("tensorflow") is not None:
         return
     skip = pytest.mark.skip(reason="needs TensorFlow: uv sync --group tf")
     for item in items:
         if item.get_closest_marker("tf") is not None:
             item.add_marker(skip)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("slow", "tf"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,6 @@ import json
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -528,16 +526,10 @@ class Killer(Recorder):
 
 
 @pytest.fixture
-def killed_dir(tmp_path: Path, client: Any) -> Path:
+def killed_dir(tmp_path: Path, client: Any, warm_python: Any) -> Path:
     """The run of a process that was killed after an epoch was logged, before its record."""
     pytest.importorskip("tensorboardX")
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(tmp_path)],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run("-c", _KILLED, tmp_path, cwd=Path(__file__).parent, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert nitro.checkpoints(tmp_path / "run") == []
     return tmp_path

@@ -6,8 +6,6 @@ import functools
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -287,13 +285,14 @@ np.save(sys.argv[1] + "/kernel.npy", np.asarray(run.model.kernel[...]))
 """
 
 
-def test_run_that_was_killed_behind_its_last_record_is_ended_by_the_next(tmp_path: Path) -> None:
+def test_run_that_was_killed_behind_its_last_record_is_ended_by_the_next(
+    tmp_path: Path, warm_python: Any
+) -> None:
     script = tmp_path / "line.py"
     script.write_text(_KILLED_AT_THE_END)
 
     def launch(folder: str, how: str) -> int:
-        command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / folder), how]
-        return subprocess.run(command, capture_output=True, check=False).returncode
+        return warm_python.run(script, tmp_path / folder, how, check=False).returncode
 
     assert launch("straight", "whole") == 0
     assert launch("cut", "killed") == -signal.SIGKILL

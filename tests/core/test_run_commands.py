@@ -376,11 +376,11 @@ def test_file_is_whole_at_each_moment_of_the_training(
     assert "memory\n" in seen[0].binding
 
 
-def test_script_is_remembered_by_its_file(tmp_path: Path) -> None:
+def test_script_is_remembered_by_its_file(tmp_path: Path, warm_python: Any) -> None:
     script = _SOURCE + "\n\nnitro.Nitro(Slope(), run_dir='r', progress=False).train()\n"
     (tmp_path / "script.py").write_text(script)
 
-    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, capture_output=True)
+    warm_python.run("script.py", cwd=tmp_path)
 
     run = read_run_file(tmp_path / "r")
     assert run.experiment == "script:Slope"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -64,12 +63,12 @@ Run = Callable[..., tuple[Any, str, str]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: Any) -> Path:
     """A folder with `line.py` and the run `r` of two epochs, made in another process."""
     folder = tmp_path_factory.mktemp("line")
     (folder / "line.py").write_text(_SOURCE)
     words = ["train", "line.py:Line", "--preset", "wide", "--run-dir", "r", "--seed", "5"]
-    subprocess.run([sys.executable, "-m", "nitro", *words], cwd=folder, check=True)
+    warm_python.run("-m", "nitro", *words, cwd=folder)
     return folder
 
 
@@ -103,19 +102,12 @@ def _index(path: Path) -> dict[str, Any]:
     return json.loads((path / "nitro.json").read_text())
 
 
-def test_a_run_is_exported_by_its_directory_alone(folder: Path) -> None:
+def test_a_run_is_exported_by_its_directory_alone(folder: Path, warm_python: Any) -> None:
     words = ["r", "--to", "stablehlo", "--batch-sizes", "1,32", "--name", "digits_v1"]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "nitro", "export", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run("-m", "nitro", "export", *words, cwd=folder)
 
     path = folder / "export_out" / "digits_v1"
-    assert done.returncode == 0, done.stderr
     assert done.stdout == f"{path}\n"
     assert sorted(p.name for p in path.glob("*.mlir")) == ["model.b1.mlir", "model.b32.mlir"]
     assert _index(path)["batch_sizes"] == [1, 32]

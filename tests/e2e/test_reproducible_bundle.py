@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 PROJECT = """
-import sys
 import numpy as np
 import optax
 from flax import nnx
@@ -62,13 +60,13 @@ nitro.export_model(run, "stablehlo", dir="out", name="v1", batch_sizes=(1, 32))
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def bundles(tmp_path_factory: pytest.TempPathFactory, warm_python: Any) -> list[Path]:
     """Two bundles, each trained and exported from a copy of the project of its own."""
     pytest.importorskip("nitro_export_stablehlo")
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "another-folder")]
     for folder, above in zip(folders, ("", "# one line more\n"), strict=True):
         (folder / "project.py").write_text(above + PROJECT)
-        subprocess.run([sys.executable, "project.py"], cwd=folder, check=True)
+        warm_python.run("project.py", cwd=folder)
     return [folder / "out" / "v1" for folder in folders]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,9 +34,8 @@ def test_old_bundle_gives_what_numpy_gives(golden: Path) -> None:
     np.testing.assert_array_equal(outputs["sent"], expected["raw"])
 
 
-def test_old_bundle_can_be_verified(golden: Path) -> None:
-    command = [sys.executable, "-m", "nitro_export_stablehlo", "verify", str(golden / "golden")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_old_bundle_can_be_verified(golden: Path, warm_python: Any) -> None:
+    done = warm_python.run("-m", "nitro_export_stablehlo", "verify", golden / "golden", check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
 

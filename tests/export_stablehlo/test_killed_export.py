@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -97,16 +96,12 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(tmp_path_factory.mktemp("old"), "old")
 
 
-def _kill(event: str, words: str, whom: str, out: Path) -> None:
+def _kill(python: Any, event: str, words: str, whom: str, out: Path) -> None:
     temporary = out.parent / f"{out.name}-temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, event, words, whom, str(out), __file__],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    script = ("-c", _KILLED, event, words, whom, out, __file__)
+    done = python.run(*script, env=environment, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "reached\n"), done.stderr
     assert _names(temporary) == []
 
@@ -132,8 +127,10 @@ def _names_at_rest(folder: Path, wanted: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("event", "words"), [*_WRITING, *_VERIFYING])
-def test_a_killed_export_leaves_no_bundle(tmp_path: Path, event: str, words: str) -> None:
-    _kill(event, words, "process", tmp_path)
+def test_a_killed_export_leaves_no_bundle(
+    tmp_path: Path, warm_python: Any, event: str, words: str
+) -> None:
+    _kill(warm_python, event, words, "process", tmp_path)
 
     assert _visible(tmp_path) == []
     assert _names_at_rest(tmp_path, []) == []
@@ -143,11 +140,11 @@ def test_a_killed_export_leaves_no_bundle(tmp_path: Path, event: str, words: str
     ("event", "words"), [_WRITING[1], _VERIFYING[1], ("ctypes.dlsym", "renameat2")]
 )
 def test_a_killed_overwrite_leaves_the_old_bundle_whole(
-    tmp_path: Path, old: Path, event: str, words: str
+    tmp_path: Path, warm_python: Any, old: Path, event: str, words: str
 ) -> None:
     shutil.copytree(old, tmp_path / "m")
 
-    _kill(event, words, "container", tmp_path)
+    _kill(warm_python, event, words, "container", tmp_path)
 
     assert _contents(tmp_path / "m") == _contents(old)
     assert _visible(tmp_path) == ["m"]
@@ -157,10 +154,12 @@ def test_a_killed_overwrite_leaves_the_old_bundle_whole(
     assert 'description": "new"' in (tmp_path / "m" / "manifest.yaml").read_text()
 
 
-def test_the_new_bundle_is_whole_from_its_first_moment(tmp_path: Path, old: Path) -> None:
+def test_the_new_bundle_is_whole_from_its_first_moment(
+    tmp_path: Path, warm_python: Any, old: Path
+) -> None:
     shutil.copytree(old, tmp_path / "m")
 
-    _kill("swapped", "", "process", tmp_path)
+    _kill(warm_python, "swapped", "", "process", tmp_path)
 
     assert _names_at_rest(tmp_path, ["m"]) == ["m"]
     assert set(_contents(tmp_path / "m")) == set(_contents(old))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,7 +213,7 @@ def test_weights_stay_when_the_caller_writes_to_the_arrays(mlp, programs, mlp_re
     np.testing.assert_allclose(bundle(pixels=_pixels(32))["logits"], expected, atol=1e-6)
 
 
-def test_weights_stay_when_their_file_ends_early(tmp_path):
+def test_weights_stay_when_their_file_ends_early(tmp_path, warm_python):
     weights = {name: np.full(4096, i, np.float32) for i, name in enumerate(("a", "b", "c"))}
     spec = ExportSpec("x", "float32", (1,))
     program = ExportProgram(
@@ -237,8 +235,7 @@ def test_weights_stay_when_their_file_ends_early(tmp_path):
         "print(bundle(x=np.ones(1, np.float32))['y'].item())"
     )
 
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm_python.run("-c", code, tmp_path, check=False)
 
     assert (done.returncode, done.stdout.strip()) == (0, str(1.0 + 3 * 4096)), done.stderr
 

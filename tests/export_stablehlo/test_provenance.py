@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +79,7 @@ def test_the_preset_is_named(typed: Any, tmp_path: Path) -> None:
     assert restored["run_dir"] == str(tmp_path / "run")
 
 
-def test_a_class_without_a_file_is_exported(tmp_path: Path) -> None:
+def test_a_class_without_a_file_is_exported(tmp_path: Path, warm_python: Any) -> None:
     code = (
         _SOURCE
         + """
@@ -90,11 +88,8 @@ with nitro.Nitro(Typed(), data={}, logger=None, checkpointer=None) as run:
 """
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    warm_python.run("-c", code, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     facts = yaml.safe_load((tmp_path / "m" / "manifest.yaml").read_text())["provenance"]
     assert facts["experiment"] == "Typed"
     assert "git_commit" not in facts
