@@ -124,3 +124,20 @@ def test_backends_says_how_to_install_one(run: Any, monkeypatch: pytest.MonkeyPa
 
     assert code == 0
     assert out == 'No export backend is installed.\n  fix: pip install "nitro-core[stablehlo]"\n'
+
+
+@pytest.mark.parametrize(
+    ("fix", "said"),
+    [
+        ("pass `overwrite=True`, or another `name`", "pass `--overwrite`, or another `name`"),
+        ('`Nitro(..., resume="auto")` goes on', "`--resume` goes on"),
+        ("pass a `max_epochs` above 3", "pass a `--max-epochs` above 3"),
+        ("use `batch_sizes=(1, 32)`", "use `--batch-sizes 1,32`"),
+        ('`resume="r#12ab"` or `early_stop=None`', '`resume="r#12ab"` or `early_stop=None`'),
+        ("pass another `run_dir=`", "pass another `--run-dir`"),
+    ],
+)
+def test_fix_names_flags(run: Any, monkeypatch: pytest.MonkeyPatch, fix: str, said: str) -> None:
+    monkeypatch.setattr(_backends, "discover", _raise(ConfigError("`overwrite=True`", fix=fix)))
+
+    assert run("backends")[2] == f"error: `overwrite=True`\n  fix: {said}\n"

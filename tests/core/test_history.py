@@ -241,3 +241,12 @@ def test_plot_of_nothing_is_refused(plane: Any, make_run: Any) -> None:
 
     with pytest.raises(ConfigError, match="no epoch has finished"):
         make_run(plane()).plot()
+
+
+def test_plot_as_the_value_of_a_cell_is_a_picture(trained_plane: nitro.Nitro) -> None:
+    pytest.importorskip("matplotlib")
+    formatters = pytest.importorskip("IPython.core.formatters")
+
+    shown, _ = formatters.DisplayFormatter().format(trained_plane.plot())
+
+    assert shown["image/png"].startswith(b"\x89PNG\r\n")

@@ -36,7 +36,7 @@ _DRIVE = textwrap.dedent(
         time.sleep(0.15)
         reporter.epoch_end(epoch=epoch, metrics={"loss": 1 / epoch, "acc": 0.5})
         reporter.phase("training")
-    reporter.end()
+    reporter.end(reason="completed")
     """
 )
 
@@ -120,6 +120,7 @@ def test_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     assert re.fullmatch(r"[ -~]*", "".join(lines))
     assert lines[0].startswith("epoch 1/3  step 2  loss 1  acc 0.5")
     assert lines[-1].startswith("epoch 3/3  step 6  loss 0.3333  acc 0.5")
+    assert lines[-1].endswith("  completed")
 
 
 def test_lines_are_at_most_one_a_second_but_for_first_and_last(
@@ -130,11 +131,49 @@ def test_lines_are_at_most_one_a_second_but_for_first_and_last(
 
     for epoch in range(1, 501):
         reporter.epoch_end(epoch=epoch, metrics={"loss": 1.0})
+    reporter.end(reason="completed")
 
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("epoch 1/500")
     assert lines[-1].startswith("epoch 500/500")
     assert len(lines) < 20
+
+
+@pytest.mark.parametrize(
+    ("reason", "last"),
+    [
+        ("early_stop", r"epoch 23/25  step 46  loss 1 .*  early_stop"),
+        ("stopped", r"stopped after epoch 23/25, step 46"),
+    ],
+)
+def test_last_line_is_the_last_epoch_and_why_it_ended(
+    capsys: pytest.CaptureFixture[str], reason: str, last: str
+) -> None:
+    reporter = LineReporter(sys.stderr)
+    reporter.begin(total_steps=50, done_steps=0, max_epochs=25)
+    reporter.phase("training")
+    for epoch in range(1, 24):
+        reporter.advance(step=2 * epoch, epoch=epoch, loss=1.0, data_wait_frac=0.0)
+        reporter.epoch_end(epoch=epoch, metrics={"loss": 1.0, "acc": 0.5})
+    reporter.end(reason=reason)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(last, lines[-1])
+    assert any(line.startswith("epoch 23/25  step 46  loss 1  acc 0.5") for line in lines)
+
+
+def test_bar_ends_with_why_and_no_time_left() -> None:
+    at = Advance()
+    at.begin(total_steps=100, done_steps=0, max_epochs=10)
+    at.enter("training")
+    at.advance(step=30, epoch=3, loss=0.5, data_wait_frac=0.0)
+    assert any("left" in part for part in at.parts())
+
+    at.enter("done")
+    at.end("early_stop")
+
+    assert list(at.parts())[:4] == ["epoch 3/10", "30/100", "early_stop", "loss 0.5"]
+    assert not any("left" in part for part in at.parts())
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 120])
@@ -178,6 +217,21 @@ def test_resumed_run_starts_where_it_was() -> None:
     assert list(at.parts())[:2] == ["epoch 6/10", "50/100"]
 
 
+def test_speed_and_time_left_after_a_resume_count_the_new_steps_only() -> None:
+    now = 100.0
+    at = Advance(clock=lambda: now)
+    at.enter("training")  # as a handle does, before it knows where it stands
+    at.begin(total_steps=9000, done_steps=7000, max_epochs=9)
+    at.enter("compiling")
+    now = 130.0
+    at.enter("training")
+    now = 132.0
+    at.advance(step=7200, epoch=8, loss=1.0, data_wait_frac=0.0)
+
+    assert at.steps_per_s == pytest.approx(100.0)
+    assert at.left_s == pytest.approx(18.0)
+
+
 class _Handle:
     def __init__(self) -> None:
         self.shown: list[Any] = []
@@ -208,7 +262,9 @@ def test_notebook_gets_one_updating_line(
 
     assert len(displayed) == 1
     assert "<progress" in handle.shown[-1]
-    assert "epoch 2/2  8/8" in handle.shown[-1]
+    assert "epoch 2/2  8/8  completed" in handle.shown[-1]
+    assert "left" not in handle.shown[-1]
+    assert re.search(r"val_loss [\d.e-]+</code>", handle.shown[-1])
     assert "\x1b" not in "".join(handle.shown)
     assert capsys.readouterr() == ("", "")
 
@@ -297,7 +353,7 @@ def test_reporter_ends_after_an_error(plane: Any, make_run: Any) -> None:
     with pytest.raises(nitro.errors.DivergenceError):
         make_run(Diverging(), progress=reporter).train()
 
-    assert ("end", {}) in reporter.calls
+    assert ("end", {"reason": "failed"}) in reporter.calls
 
 
 def test_reporter_without_verbs_is_refused_at_setup(plane: Any, make_run: Any) -> None:

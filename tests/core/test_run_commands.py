@@ -418,3 +418,41 @@ def test_binding_names_where_options_and_fields_come_from(plane: Any, make_run: 
     assert "checkpointer = TopK(k=3, metric='val_loss', mode='min') (default)" in binding
     assert "y, wieght (no such field: takes its default)" in binding
     assert "test_run_commands.py:" in binding.splitlines()[0]
+
+
+def test_second_run_in_a_directory_keeps_the_files_of_the_first(cli: Any) -> None:
+    cli("train", "slope.py:Slope", "--max-epochs", "1", "--run-dir", "r")
+    first = read_run_file("r")
+
+    code, out, err = cli("train", "slope.py:Slope", "--max-epochs", "3", "--run-dir", "r")
+
+    second = read_run_file("r")
+    logged = [
+        [json.loads(line) for line in Path("r", name).read_text().splitlines()]
+        for name in ("metrics.1.jsonl", "metrics.jsonl")
+    ]
+    assert code == 0, err
+    assert f"`r` holds an earlier run ({first.run}, completed at epoch 1/1)" in err
+    assert "fix: pass `--resume` to continue the earlier run, or another `--run-dir`" in err
+    assert [sum(line["type"] == "params" for line in lines) for lines in logged] == [1, 1]
+    assert [max(line.get("epoch", 0) for line in lines) for lines in logged] == [1, 3]
+    assert read_run_file(f"r#{first.run}").history == first.history
+    assert f"({second.run})" in out
+    shown = cli("show", "r")[1]
+    assert f"r#{first.run}: {first.run}, completed at epoch 1/1" in shown
+    assert f"({first.run})" in cli("show", f"r#{first.run}")[1]
+
+
+def test_resume_says_where_the_last_run_left_no_checkpoint(make_run: Any, plane: Any) -> None:
+    first = make_run(plane(), max_epochs=1).train()
+    with pytest.warns(nitro.errors.NitroWarning, match="holds an earlier run"):
+        make_run(plane(), max_epochs=1, run_dir=first.run_dir, checkpointer=None).train()
+
+    with pytest.warns(nitro.errors.NitroWarning, match="left no checkpoint") as told:
+        resumed = make_run(plane(), max_epochs=2, run_dir=first.run_dir, resume="auto")
+    named = f"{first.run_dir}#{first.run_id}"
+
+    assert resumed.run_id == first.run_id
+    assert f'resume="{named}"' in str(told[0].message)
+    again = make_run(plane(), max_epochs=2, run_dir=first.run_dir, resume=named)
+    assert (again.run_id, again.epoch) == (first.run_id, 1)

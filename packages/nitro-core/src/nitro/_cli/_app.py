@@ -16,6 +16,8 @@ from typer.core import TyperGroup
 from nitro._version import __version__
 from nitro.errors import NitroError, NitroWarning
 
+from ._flags import say_in_flags
+
 _DEBUG = "--debug"
 _INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C ended."""
@@ -74,7 +76,7 @@ def _plain_warnings() -> Generator[None]:
 
         def show_plainly(message: Any, category: Any, filename: str, *where: Any) -> None:
             if issubclass(category, NitroWarning) and _is_ours(filename):
-                print(f"warning: {message}", file=sys.stderr)
+                print(f"warning: {say_in_flags(str(message))}", file=sys.stderr)
             else:
                 show(message, category, filename, *where)
 
@@ -118,6 +120,6 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 def _message(error: Exception) -> str:
     if isinstance(error, NitroError):
-        return f"error: {error}"
+        return f"error: {say_in_flags(str(error))}"
     # Not raised on purpose, so its words alone may not tell enough.
     return f"error: {type(error).__name__}: {error}\n  fix: `nitro {_DEBUG} ...` shows where"

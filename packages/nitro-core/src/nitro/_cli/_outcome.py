@@ -14,7 +14,7 @@ def describe_outcome(run: RunFile) -> str:
     lines = [
         f"{run.experiment}{preset}: {run.status}, epoch {run.epoch}/{run.max_epochs}, "
         f"step {run.step}",
-        f"  run: {run.run_dir}",
+        f"  run: {run.run_dir}" + (f" ({run.run})" if run.run else ""),
     ]
     if run.status == "running":
         lines.append(

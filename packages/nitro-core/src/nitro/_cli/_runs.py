@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nitro._journal import RunFile, Table, find_runs, read_run_file
+from nitro._journal import RunFile, Table, read_runs
 from nitro.errors import ConfigError
 
 from ._arguments import AsJson
@@ -26,8 +26,7 @@ def runs(
     """List the runs at and below a directory, the last one first."""
     if not directory.is_dir():
         raise ConfigError(f"There is no directory `{directory}`.", fix="nitro runs DIR")
-    found = [read_run_file(path) for path in find_runs(directory)]
-    found.sort(key=lambda run: run.updated_at, reverse=True)
+    found = read_runs(directory)
     if as_json:
         print(json.dumps([_facts(run) for run in found], allow_nan=False))
     elif found:

@@ -3,7 +3,16 @@
 from ._endings import Ending, ending
 from ._history import HISTORY_KEYS, History
 from ._plot import plot_history
-from ._run_file import RUN_FILE_NAME, RunFile, RunFileWriter, find_runs, read_run_file
+from ._run_file import (
+    RUN_FILE_NAME,
+    RunFile,
+    RunFileWriter,
+    earlier_runs,
+    find_runs,
+    read_run_file,
+    read_runs,
+    set_run_file_aside,
+)
 from ._tables import Report, Section, Table
 
 __all__ = [
@@ -16,8 +25,11 @@ __all__ = [
     "RunFileWriter",
     "Section",
     "Table",
+    "earlier_runs",
     "ending",
     "find_runs",
     "plot_history",
     "read_run_file",
+    "read_runs",
+    "set_run_file_aside",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -24,19 +26,14 @@ def plot_history(history: History, *, title: str, path: str | Path | None = None
         path: Where to save it; the suffix says the format. None saves nothing.
 
     Returns:
-        A `matplotlib.figure.Figure`. It belongs to no window and needs no closing.
+        A `matplotlib.figure.Figure`, which a notebook shows as a picture. It belongs to no
+        window and needs no closing.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
         ConfigError: No epoch has finished.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingPackageError(
-            "Plots need matplotlib, which is not installed.",
-            fix='pip install "nitro-core[plot]"; or read the numbers: `run.history.to_csv(path)`',
-        ) from error
+    make_figure = _figure_class()
     names = [name for name in history.columns if name not in ("epoch", "step")]
     if not len(history):
         raise ConfigError(f"{title}: no epoch has finished, so there is nothing to draw.")
@@ -44,7 +41,7 @@ def plot_history(history: History, *, title: str, path: str | Path | None = None
     num_rows = math.ceil(len(names) / num_columns)
     size = (_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + 0.4)
     # Not through pyplot: no global state, no window, nothing to close.
-    figure = figures.Figure(figsize=size, layout="constrained")
+    figure = make_figure(figsize=size, layout="constrained")
     figure.suptitle(title)
     for index, name in enumerate(names):
         _draw(figure.add_subplot(num_rows, num_columns, index + 1), history, name)
@@ -52,6 +49,26 @@ def plot_history(history: History, *, title: str, path: str | Path | None = None
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return figure
+
+
+@functools.cache
+def _figure_class() -> Any:
+    """A figure that a notebook draws though no pyplot has told it how to."""
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise MissingPackageError(
+            "Plots need matplotlib, which is not installed.",
+            fix='pip install "nitro-core[plot]"; or read the numbers: `run.history.to_csv(path)`',
+        ) from error
+
+    class HistoryFigure(figures.Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    return HistoryFigure
 
 
 def _draw(axes: Any, history: History, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import socket
@@ -32,6 +33,7 @@ class RunFile:
         run_dir: The directory that holds the file, absolute.
         status: "running", "completed", "early_stop", "stopped" or "failed"; a reader may
             also see "interrupted": the process of a running one is gone.
+        run: The id of the run, which its checkpoints carry; None in files of before.
         phase: What the run was doing last.
         epoch: Finished epochs.
         step: Finished optimizer steps.
@@ -60,6 +62,7 @@ class RunFile:
     host: str
     file: str | None = None
     preset: str | None = None
+    run: str | None = None
     phase: str = ""
     epoch: int = 0
     step: int = 0
@@ -71,6 +74,12 @@ class RunFile:
     binding: str = ""
     logger: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+
+    @property
+    def in_words(self) -> str:
+        """Its id and where it stands, in a few words."""
+        name = "" if self.run is None else f"{self.run}, "
+        return f"{name}{self.status} at epoch {self.epoch}/{self.max_epochs}"
 
     def to_history(self) -> History:
         """The finished epochs."""
@@ -105,18 +114,73 @@ class RunFileWriter:
         temporary.replace(path)
 
 
+def set_run_file_aside(run_dir: Path) -> str | None:
+    """Renames the file of an earlier run to `run.1.json` or the next free number.
+
+    Returns:
+        The new name; None where there was no file.
+    """
+    path = run_dir / RUN_FILE_NAME
+    if not path.exists():
+        return None
+    number = next(n for n in itertools.count(1) if not (run_dir / f"run.{n}.json").exists())
+    return path.rename(run_dir / f"run.{number}.json").name
+
+
 def read_run_file(run_dir: str | Path) -> RunFile:
     """Reads the file of a run.
 
     Args:
-        run_dir: The run's directory.
+        run_dir: The run's directory. Of several runs in one, it is the last one; an earlier
+            one has `#<run id>` behind the directory.
 
     Raises:
         CheckpointError: No run there, a damaged file, or another format version.
     """
+    directory, mark, run_id = str(run_dir).rpartition("#")
+    if mark and not Path(run_dir).exists():
+        return _read_by_id(Path(directory), run_id)
     path = Path(run_dir) / RUN_FILE_NAME
     if not path.exists():
         raise _no_run(Path(run_dir))
+    return _read(path)
+
+
+def read_runs(directory: str | Path) -> list[RunFile]:
+    """All runs at and below a directory, those that were set aside too, the last one first.
+
+    Raises:
+        CheckpointError: A damaged file, or another format version.
+    """
+    found = [
+        _read(path) for run_dir in find_runs(directory) for path in _files_of(run_dir)
+    ]
+    return sorted(found, key=lambda run: run.updated_at, reverse=True)
+
+
+def earlier_runs(run: RunFile) -> list[RunFile]:
+    """The other runs of a run's directory, the last one first."""
+    others = [one for one in map(_read, _files_of(Path(run.run_dir))) if one.run != run.run]
+    return sorted(others, key=lambda one: one.updated_at, reverse=True)
+
+
+def _files_of(run_dir: Path) -> list[Path]:
+    return [run_dir / RUN_FILE_NAME, *sorted(run_dir.glob("run.[0-9]*.json"))]
+
+
+def _read_by_id(run_dir: Path, run_id: str) -> RunFile:
+    there = [_read(path) for path in _files_of(run_dir) if path.exists()]
+    for run in there:
+        if run.run == run_id:
+            return run
+    raise CheckpointError(
+        f"`{run_dir}` holds no run `{run_id}`.",
+        expected=did_you_mean(run_id, [run.run for run in there if run.run]),
+        fix=f"`nitro show {run_dir}` names the runs of the directory",
+    )
+
+
+def _read(path: Path) -> RunFile:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format_version")

@@ -27,6 +27,8 @@ class Advance:
     data_wait_frac: float = 0.0
     phase: str = ""
     note: str = ""
+    ended: str = ""
+    _finished_epochs: int = 0
     _started: float = 0.0
     _first_step: int = 0
     _idle_s: float = 0.0
@@ -34,10 +36,13 @@ class Advance:
     _samples: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
     def begin(self, *, total_steps: int, done_steps: int, max_epochs: int) -> None:
-        """Starts at `done_steps`."""
+        """Starts at `done_steps`; neither they nor the time before count for the speed."""
         self.total_steps, self.max_epochs = total_steps, max_epochs
         self.step = self._first_step = done_steps
-        self.epoch = min(done_steps * max_epochs // max(total_steps, 1) + 1, max_epochs)
+        self._finished_epochs = done_steps * max_epochs // max(total_steps, 1)
+        self.epoch = min(self._finished_epochs + 1, max_epochs)
+        self._started = 0.0
+        self._samples.clear()
 
     def advance(self, *, step: int, epoch: int, loss: float, data_wait_frac: float) -> None:
         """Moves on."""
@@ -47,6 +52,20 @@ class Advance:
         self._samples.append((now, step))
         while len(self._samples) > 2 and now - self._samples[0][0] > _SPEED_WINDOW_S:
             self._samples.popleft()
+
+    def end(self, reason: str) -> None:
+        """Ends, with the word for how."""
+        self.ended, self.note = reason, ""
+
+    def finish_epoch(self, epoch: int) -> None:
+        """Counts a finished epoch."""
+        self._finished_epochs = epoch
+
+    @property
+    def ending_line(self) -> str:
+        """How and where the run ended."""
+        where = f"epoch {self._finished_epochs}/{self.max_epochs}, step {self.step}"
+        return f"{self.ended or 'ended'} after {where}"
 
     def enter(self, phase: str) -> None:
         """Turns to a phase; the clock of the steps runs in training only."""
@@ -86,13 +105,15 @@ class Advance:
         """The facts in the order of their worth; a narrow line drops the last ones."""
         yield f"epoch {self.epoch}/{self.max_epochs}"
         yield f"{self.step}/{self.total_steps}"
-        if self.phase not in ("training", ""):
+        if self.ended:
+            yield self.ended
+        elif self.phase not in ("training", ""):
             yield self.phase
         if self.note:
             yield self.note
         if self.loss is not None:
             yield f"loss {self.loss:.4g}"
-        if (left_s := self.left_s) is not None:
+        if not self.ended and (left_s := self.left_s) is not None:
             yield f"{_duration(left_s)} left"
         if (speed := self.steps_per_s) is not None:
             yield f"{speed:.3g} steps/s" if speed < 1000 else f"{speed:,.0f} steps/s"
@@ -102,9 +123,14 @@ class Advance:
 
 def epoch_line(at: Advance, epoch: int, metrics: Mapping[str, float]) -> str:
     """What a finished epoch was like, in one line."""
-    shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    shown = metrics_line(metrics)
     speed = f"  {at.steps_per_s:.3g} steps/s" if at.steps_per_s else ""
     return f"epoch {epoch}/{at.max_epochs}  step {at.step}  {shown}{speed}"
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """The metrics by name."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _duration(seconds: float) -> str:

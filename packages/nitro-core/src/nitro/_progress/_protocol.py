@@ -53,6 +53,12 @@ class Reporter(Protocol):
         """Called after each epoch, with the mean train loss and what was validated."""
         ...
 
-    def end(self, **more: Any) -> None:
-        """Called once, also after an error."""
+    def end(self, *, reason: str | None = None, **more: Any) -> None:
+        """Called once, also after an error.
+
+        Args:
+            reason: How training ended: "completed", "early_stop", "stopped" or "failed"; None
+                where the reporter is switched off before.
+            more: What later versions add.
+        """
         ...

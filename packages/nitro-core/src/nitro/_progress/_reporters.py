@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ._advance import Advance, epoch_line
+from ._advance import Advance, epoch_line, metrics_line
 
 _REDRAW_S = 0.1
 _PLAIN_LINE_S = 1.0
@@ -63,11 +63,13 @@ class BarReporter:
 
     def epoch_end(self, *, epoch: int, metrics: Mapping[str, float], **_more: Any) -> None:
         """Prints the epoch's metrics above the bar."""
+        self._at.finish_epoch(epoch)
         line = Text(epoch_line(self._at, epoch, metrics), no_wrap=True, overflow="ellipsis")
         self._console.print(line, highlight=False)
 
-    def end(self, **_more: Any) -> None:
-        """Leaves the bar as it stands."""
+    def end(self, *, reason: str | None = None, **_more: Any) -> None:
+        """Leaves the bar as it stands, with how the run ended in the place of the time left."""
+        self._at.end(reason or "")
         if self._live.is_started:
             self._live.stop()
 
@@ -99,6 +101,7 @@ class NotebookReporter:
     def __init__(self, display: Callable[..., Any], as_html: Callable[[str], Any]) -> None:
         self._at = Advance()
         self._display, self._html = display, as_html
+        self._metrics: dict[str, float] = {}
         self._shown: Any = None
         self._last_s = -1.0
 
@@ -125,12 +128,14 @@ class NotebookReporter:
         self._update()
 
     def epoch_end(self, *, epoch: int, metrics: Mapping[str, float], **_more: Any) -> None:
-        """Updates the line: the history shows what the epochs were like."""
-        del epoch, metrics
+        """Shows what was validated last."""
+        self._at.finish_epoch(epoch)
+        self._metrics = {name: value for name, value in metrics.items() if name != "loss"}
         self._update()
 
-    def end(self, **_more: Any) -> None:
-        """Leaves the line as it stands."""
+    def end(self, *, reason: str | None = None, **_more: Any) -> None:
+        """Leaves the line as it stands, with how the run ended."""
+        self._at.end(reason or "")
         self._update(now=True)
         self._shown = None
 
@@ -141,7 +146,8 @@ class NotebookReporter:
             self._shown.update(self._line())
 
     def _line(self) -> Any:
-        text = html.escape("  ".join(self._at.parts()))
+        validated = [metrics_line(self._metrics)] if self._metrics else []
+        text = html.escape("  ".join([*self._at.parts(), *validated]))
         share = f'max="{max(self._at.total_steps, 1)}" value="{self._at.step}"'
         return self._html(f"<progress {share}></progress> <code>{text}</code>")
 
@@ -149,7 +155,8 @@ class NotebookReporter:
 class LineReporter:
     """Plain lines for a log or a pipe: one per epoch, at most one a second.
 
-    The first and the last epoch always have theirs.
+    The first epoch always has its line, and the last line is that of the last epoch, with how
+    the run ended.
 
     Args:
         stream: Where they go.
@@ -159,6 +166,7 @@ class LineReporter:
         self._stream = stream
         self._at = Advance()
         self._last_s: float | None = None
+        self._held: str | None = None
 
     def begin(self, *, total_steps: int, done_steps: int, max_epochs: int, **_more: Any) -> None:
         """Says nothing yet."""
@@ -179,15 +187,31 @@ class LineReporter:
 
     def epoch_end(self, *, epoch: int, metrics: Mapping[str, float], **_more: Any) -> None:
         """Writes the epoch's line, unless the last one is too fresh."""
+        self._at.finish_epoch(epoch)
         now = self._at.clock()
+        line = epoch_line(self._at, epoch, metrics)
         is_due = self._last_s is None or now - self._last_s >= _PLAIN_LINE_S
-        if is_due or epoch == self._at.max_epochs:
+        # The horizon's line is held until it is known how the run ended there.
+        self._held = line if not is_due or epoch == self._at.max_epochs else None
+        if self._held is None:
             self._last_s = now
-            self._stream.write(epoch_line(self._at, epoch, metrics) + "\n")
-            self._stream.flush()
+            self._write(line)
 
-    def end(self, **_more: Any) -> None:
-        """Says nothing."""
+    def end(self, *, reason: str | None = None, **_more: Any) -> None:
+        """Writes the last epoch's line, if it was held, and how the run ended."""
+        self._at.end(reason or "")
+        held, self._held = self._held, None
+        if held is not None and reason in ("completed", "early_stop"):
+            self._write(f"{held}  {reason}")
+            return
+        if held is not None:
+            self._write(held)
+        if reason is not None:
+            self._write(self._at.ending_line)
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
 
 
 class SilentReporter:

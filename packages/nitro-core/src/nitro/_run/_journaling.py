@@ -43,6 +43,14 @@ class RunJournal:
             read_run_file(run_dir).status == "interrupted"
         )
 
+    def earlier_run(self, session: Session) -> RunFile | None:
+        """The run whose file is in the directory, if it is another one than this."""
+        run_dir, source = session.setup.options.run_dir, session.setup.source
+        if source.run is not None or not (run_dir / RUN_FILE_NAME).exists():
+            return None
+        run = read_run_file(run_dir)
+        return None if run.run == session.run_id else run
+
     def begin(self, session: Session) -> None:
         """Writes the file as training begins."""
         self._started_at = time.time()
@@ -121,6 +129,7 @@ class RunJournal:
             experiment=experiment_name(type(setup.experiment)),
             file=source_file(type(setup.experiment)),
             preset=getattr(setup, "preset", None),
+            run=session.run_id,
             run_dir=str(setup.options.run_dir.absolute()),
             status="running",
             max_epochs=setup.options.max_epochs,
@@ -137,6 +146,9 @@ class RunJournal:
 
 class SilentJournal(RunJournal):
     """Writes nothing: for a run that leaves neither a log nor records."""
+
+    def earlier_run(self, session: Session) -> RunFile | None:
+        """None: what is in the directory stays as it is."""
 
     def settle(self, session: Session) -> None:
         """Writes nothing."""

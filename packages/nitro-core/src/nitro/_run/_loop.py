@@ -18,6 +18,7 @@ from nitro.errors import ConfigError, DivergenceError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
+from ._earlier import part_from_earlier_run
 from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
@@ -44,6 +45,7 @@ def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
     session.stop_reason = None
     session.open()
     session.new_reporter()
+    part_from_earlier_run(session)
     session.journal.begin(session)
     session.is_training = True
     with session.in_phase(Phase.TRAINING, then=Phase.DONE):
@@ -58,7 +60,7 @@ def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
             raise
         finally:
             session.is_training = False
-    session.reporter.end()
+    session.reporter.end(reason=session.stop_reason)
     _finish(session)
     if session.setup.restores_best:
         restore_best(session)
@@ -139,7 +141,7 @@ def _begin_log(session: Session) -> None:
 def _end_after_error(session: Session, error: BaseException) -> None:
     """Ends what is open; what fails on the way is a warning, and `error` stays the error."""
     steps: dict[str, Callable[[], None]] = {
-        "the progress reporter": session.reporter.end,
+        "the progress reporter": lambda: session.reporter.end(reason="failed"),
         "the records": session.close,
         "the run's file": lambda: session.journal.end(session, error),
     }

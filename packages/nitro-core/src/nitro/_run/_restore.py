@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from nitro._checkpoint import Record, newest, open_record, read_index
+from nitro._checkpoint import Record, RecordEntry, newest, open_record, read_index
+from nitro._journal import RUN_FILE_NAME, read_run_file
 from nitro._logs import plain
 from nitro._trees import Flat, describe_array, named_leaves
 from nitro.errors import ConfigError, warn
@@ -122,6 +123,8 @@ def _resumed(resume: str | Path, run_dir: Path) -> Source:
         resume = run_dir
     record = open_record(resume, default="latest", run_dir=run_dir)
     entry = record.entry
+    if "#" not in str(resume) and Path(resume).absolute() != record.path.absolute():
+        _tell_other_run(entry, record.path.parent.parent)
     own = [e for e in read_index(directory) if e.run == entry.run]
     # An older record of the run, or of another directory: what came after it stays.
     goes_on = record.path.parent == directory and own and newest(own).name == entry.name
@@ -131,6 +134,19 @@ def _resumed(resume: str | Path, run_dir: Path) -> Source:
         run=entry.run if goes_on else None,
         parent=entry.parent if goes_on else f"{entry.run}/{entry.name}",
     )
+
+
+def _tell_other_run(entry: RecordEntry, run_dir: Path) -> None:
+    """Warns where a directory's last run has left no checkpoint, so that another one resumes."""
+    if not (run_dir / RUN_FILE_NAME).exists():
+        return
+    last = read_run_file(run_dir)
+    if last.run is not None and last.run != entry.run:
+        warn(
+            f"The last run in `{run_dir}` ({last.in_words}) left no checkpoint: the run "
+            f"{entry.run} resumes, from epoch {entry.epoch}, step {entry.step}.\n"
+            f'  fix: say which run is meant: `resume="{run_dir}#{entry.run}"`'
+        )
 
 
 def read_opt_state(record: Record, template: Any) -> Any:

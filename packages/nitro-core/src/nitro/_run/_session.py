@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
@@ -330,6 +331,13 @@ class Session:
                 "mode=...)`, or have `metrics` emit it"
             )
         return None
+
+    @functools.cached_property
+    def run_id(self) -> str:
+        """The id of the run, which its records carry; one of its own where it writes none."""
+        if self.records is not None:
+            return self.records.run
+        return self.setup.source.run or secrets.token_hex(4)
 
     @functools.cached_property
     def fixed_meta(self) -> dict[str, Any]:
