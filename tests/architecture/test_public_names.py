@@ -38,6 +38,7 @@ PUBLIC = {
     "errors",
     "explain_compiles",
     "export",
+    "check_export",
     "export_model",
     "hooks",
     "on_phase",

@@ -574,3 +574,37 @@ def test_stablehlo_bundle_passes_its_proof(
     np.testing.assert_allclose(
         loader.load_bundle(path)(x=x)["height"], trained_plane.predict({"x": x}), atol=1e-6
     )
+
+
+def test_export_may_be_checked_before_the_training(
+    plane: Any, make_run: Any, export: Any, tmp_path: Path
+) -> None:
+    run = make_run(plane())
+    arguments: dict[str, Any] = {"dir": tmp_path / "out", "name": "v1", "batch_sizes": (4,)}
+
+    nitro.check_export(run, "plain", **arguments)
+
+    assert not (tmp_path / "out").exists()
+    assert (run.phase.value, run.step) == ("ready", 0)
+    export(run.train())
+    with pytest.raises(ExportError, match=r"v1` exists\.[\s\S]*overwrite=True"):
+        nitro.check_export(run, "plain", **arguments)
+    nitro.check_export(run, "plain", **arguments, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_sizes": (0,)}, "`batch_sizes` is"),
+        ({"name": "a/b"}, "`name` is 'a/b'"),
+        ({"fail": True}, "disk"),
+    ],
+)
+def test_check_refuses_what_the_export_would(
+    plane: Any, make_run: Any, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    given = {"dir": tmp_path / "out", "name": "v1", **arguments}
+
+    with pytest.raises(Exception, match=message):  # noqa: B017, PT011 - the back end's own, too
+        nitro.check_export(make_run(plane()), "plain", **given)
+    assert not (tmp_path / "out").exists()

@@ -54,11 +54,13 @@ def test_block_is_on_disk_as_the_lines_one_by_one_would_be(tmp_path: Path) -> No
     assert [line["step"] for line in _lines(tmp_path / "block.jsonl")] == [8, 9, 10]
 
 
-def test_second_run_appends(plane: Any, make_run: Any) -> None:
-    make_run(plane()).train()
-    path = make_run(plane()).train().run_dir / "metrics.jsonl"
+@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
+def test_second_run_has_a_file_of_its_own(plane: Any, make_run: Any) -> None:
+    first = _lines(make_run(plane()).train().run_dir / "metrics.jsonl")
+    run_dir = make_run(plane()).train().run_dir
 
-    assert [line["type"] for line in _lines(path)].count("params") == 2
+    assert [line["type"] for line in _lines(run_dir / "metrics.jsonl")].count("params") == 1
+    assert _lines(run_dir / "metrics.1.jsonl") == first
 
 
 def test_own_path_is_used_and_nothing_is_opened_before_training(

@@ -454,6 +454,7 @@ def test_early_stopping_on_an_unknown_metric_is_refused_at_setup(handle):
         handle(early_stop=EarlyStop(metric="acc"))
 
 
+@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_divergence_may_be_allowed(handle, tmp_path):
     class Diverging(Line):
         def loss(self, height, *, y):

@@ -30,4 +30,5 @@ from ._run import PhaseEvent as PhaseEvent
 from ._run import on_phase as on_phase
 from ._version import __version__ as __version__
 from .export import ExportSpec as ExportSpec
+from .export import check_export as check_export
 from .export import export_model as export_model

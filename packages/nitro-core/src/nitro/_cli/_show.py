@@ -37,6 +37,6 @@ def show(
 def _others(run: RunFile) -> list[str]:
     """The other runs of the directory, and how to see them; nothing without any."""
     others = [f"  {run.run_dir}#{one.run}: {one.in_words}" for one in earlier_runs(run)]
-    return ["\n".join(["other runs of this directory, as `nitro show` takes them:", *others])] * bool(
-        others
-    )
+    return [
+        "\n".join(["other runs of this directory, as `nitro show` takes them:", *others])
+    ] * bool(others)

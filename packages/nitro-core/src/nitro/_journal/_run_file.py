@@ -114,8 +114,13 @@ class RunFileWriter:
         temporary.replace(path)
 
 
-def set_run_file_aside(run_dir: Path) -> str | None:
+def set_run_file_aside(run_dir: Path, *, own: str) -> str | None:
     """Renames the file of an earlier run to `run.1.json` or the next free number.
+
+    Args:
+        run_dir: The run's directory.
+        own: The run that begins or continues: what was set aside of it is about to be written
+            again, and goes.
 
     Returns:
         The new name; None where there was no file.
@@ -123,6 +128,9 @@ def set_run_file_aside(run_dir: Path) -> str | None:
     path = run_dir / RUN_FILE_NAME
     if not path.exists():
         return None
+    for aside in run_dir.glob("run.[0-9]*.json"):
+        if _read(aside).run == own:
+            aside.unlink()
     number = next(n for n in itertools.count(1) if not (run_dir / f"run.{n}.json").exists())
     return path.rename(run_dir / f"run.{number}.json").name
 
@@ -152,9 +160,7 @@ def read_runs(directory: str | Path) -> list[RunFile]:
     Raises:
         CheckpointError: A damaged file, or another format version.
     """
-    found = [
-        _read(path) for run_dir in find_runs(directory) for path in _files_of(run_dir)
-    ]
+    found = [_read(path) for run_dir in find_runs(directory) for path in _files_of(run_dir)]
     return sorted(found, key=lambda run: run.updated_at, reverse=True)
 
 

@@ -17,7 +17,7 @@ def part_from_earlier_run(session: Session) -> None:
     if earlier is None:
         return
     run_dir, source = session.setup.options.run_dir, session.setup.source
-    kept = set_run_file_aside(run_dir)
+    kept = set_run_file_aside(run_dir, own=session.run_id)
     if source.resumed is not None or source.starts_over:
         return
     blank_state = getattr(session.setup.logger, "blank_state", None)

@@ -45,11 +45,12 @@ class RunJournal:
 
     def earlier_run(self, session: Session) -> RunFile | None:
         """The run whose file is in the directory, if it is another one than this."""
-        run_dir, source = session.setup.options.run_dir, session.setup.source
-        if source.run is not None or not (run_dir / RUN_FILE_NAME).exists():
+        run_dir, continues = session.setup.options.run_dir, session.setup.source.run is not None
+        if not (run_dir / RUN_FILE_NAME).exists():
             return None
         run = read_run_file(run_dir)
-        return None if run.run == session.run_id else run
+        is_own = run.run == session.run_id or (run.run is None and continues)
+        return None if is_own else run
 
     def begin(self, session: Session) -> None:
         """Writes the file as training begins."""

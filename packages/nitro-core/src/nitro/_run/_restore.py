@@ -123,7 +123,8 @@ def _resumed(resume: str | Path, run_dir: Path) -> Source:
         resume = run_dir
     record = open_record(resume, default="latest", run_dir=run_dir)
     entry = record.entry
-    if "#" not in str(resume) and Path(resume).absolute() != record.path.absolute():
+    named = Path(str(resume).removesuffix("@latest").removesuffix("@best"))
+    if named.is_dir() and named.absolute() != record.path.absolute():
         _tell_other_run(entry, record.path.parent.parent)
     own = [e for e in read_index(directory) if e.run == entry.run]
     # An older record of the run, or of another directory: what came after it stays.

@@ -9,6 +9,7 @@ from ._program import ExportProgram as ExportProgram
 from ._program import Golden as Golden
 from ._provenance import export_time as export_time
 from ._save import backends as backends
+from ._save import check_export as check_export
 from ._save import export_model as export_model
 from ._spec import ExportSpec as ExportSpec
 from ._staging import staged as staged

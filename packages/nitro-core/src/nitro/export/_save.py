@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,103 @@ def export_model(
         ProgramError: The hooks capture large arrays.
         ConfigError: An option that cannot be used.
     """
+    writer, target, request = _prepare(
+        run,
+        backend,
+        dir=dir,
+        name=name,
+        overwrite=overwrite,
+        batch_sizes=batch_sizes,
+        dynamic_batch=dynamic_batch,
+        platforms=platforms,
+        dtype=dtype,
+        vjp_order=vjp_order,
+        constraints=constraints,
+        custom_calls=custom_calls,
+        golden=golden,
+        provenance=provenance,
+    )
+    if verify:
+        _require_local_platform(request.platforms)
+    session = session_of(run)
+    session.refuse_other_thread()
+    session.report_drift()
+    with session.in_phase(Phase.EXPORTING):
+        program = build_program(session, request)
+        with staged(target) as staging:
+            _write(writer, program, staging, backend_options)
+            if verify:
+                _verify(writer, program, staging, is_installed=isinstance(backend, str))
+            swap_in(staging, target)
+    return target
+
+
+def check_export(
+    run: Nitro,
+    backend: str | ExportBackend,
+    *,
+    dir: str | Path,  # noqa: A002 - the word that users know
+    name: str,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> None:
+    """Raises what `export_model` would raise with these arguments, and leaves nothing behind.
+
+    For the top of a script, before the training, and for tests: the hooks, their specs, the
+    options, whether the target is free, and all that the backend refuses. The weights are those
+    of now: of what depends on them nothing is checked, as `predict` is not compared.
+
+    Args:
+        run: The handle, trained or not.
+        backend: As for `export_model`.
+        dir: As for `export_model`; it is not made.
+        name: As for `export_model`.
+        overwrite: Whether an artifact of this name may be there.
+        arguments: The other arguments of `export_model`, the backend's own options too.
+
+    Raises:
+        BackendError: The backend is unknown or cannot be loaded.
+        ExportError: A hook is missing or its specs do not fit, or the target exists.
+        ProgramError: The hooks capture large arrays.
+        ConfigError: An option that cannot be used.
+
+    Example:
+        At the top of a script, where what is wrong costs no training::
+
+            run = nitro.Nitro(Digits())
+            nitro.check_export(run, "stablehlo", dir="export_out", name="digits")
+            run.train()
+            nitro.export_model(run, "stablehlo", dir="export_out", name="digits")
+    """
+    known = {name: arguments.pop(name) for name in _SHAPING & arguments.keys()}
+    verify = arguments.pop("verify", True)
+    writer, _, request = _prepare(run, backend, dir=dir, name=name, overwrite=overwrite, **known)
+    if verify:
+        _require_local_platform(request.platforms)
+    session = session_of(run)
+    session.refuse_other_thread()
+    with session.in_phase(Phase.EXPORTING), tempfile.TemporaryDirectory() as folder:
+        _write(writer, build_program(session, request), Path(folder) / name, arguments)
+
+
+def _prepare(
+    run: Nitro,
+    backend: str | ExportBackend,
+    *,
+    dir: str | Path,  # noqa: A002 - as `export_model` names it
+    name: str,
+    overwrite: bool,
+    batch_sizes: Any = (1,),
+    dynamic_batch: Any = None,
+    platforms: Any = None,
+    dtype: Any = None,
+    vjp_order: Any = 0,
+    constraints: Any = (),
+    custom_calls: Any = (),
+    golden: Any = None,
+    provenance: Any = None,
+) -> tuple[ExportBackend, Path, ExportRequest]:
+    """The backend, the target and the request, after all that no trace is needed to refuse."""
     _check_kinds(run, backend, golden, provenance, dynamic_batch)
     target = _checked_target(dir, name, overwrite=overwrite)
     writer = get_backend(backend) if isinstance(backend, str) else backend
@@ -107,19 +205,22 @@ def export_model(
         golden=golden,
         provenance=provenance or {},
     )
-    if verify:
-        _require_local_platform(request.platforms)
-    session = session_of(run)
-    session.refuse_other_thread()
-    session.report_drift()
-    with session.in_phase(Phase.EXPORTING):
-        program = build_program(session, request)
-        with staged(target) as staging:
-            _write(writer, program, staging, backend_options)
-            if verify:
-                _verify(writer, program, staging, is_installed=isinstance(backend, str))
-            swap_in(staging, target)
-    return target
+    return writer, target, request
+
+
+_SHAPING = frozenset(
+    (
+        "batch_sizes",
+        "dynamic_batch",
+        "platforms",
+        "dtype",
+        "vjp_order",
+        "constraints",
+        "custom_calls",
+        "golden",
+        "provenance",
+    )
+)
 
 
 def _require_local_platform(platforms: Sequence[str]) -> None:
