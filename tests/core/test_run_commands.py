@@ -16,7 +16,7 @@ import pytest
 
 import nitro
 from nitro import _cli
-from nitro._journal import RunFileWriter, read_run_file
+from nitro._journal import RunFileWriter, plot_histories, read_run_file
 
 _SOURCE = textwrap.dedent(
     '''
@@ -255,6 +255,35 @@ def test_runs_and_show_tell_how_far_each_run_is(cli: Any) -> None:
     assert state["history"][0].keys() == {"epoch", "step", "loss", "val_loss"}
 
 
+def test_table_of_a_sweep_has_what_differs_and_the_scores(cli: Any) -> None:
+    for rate in ("0.25", "0.5"):
+        for seed in ("1", "2"):
+            name = f"sweep/{rate}/{seed}"
+            cli("train", "slope.py", "--set", f"rate={rate}", "--seed", seed, "--run-dir", name)
+
+    table = cli("runs", "sweep")[1].splitlines()
+    facts = json.loads(cli("runs", "sweep", "--json")[1])
+    found = nitro.runs("sweep")
+
+    head = ["run", "experiment", "status", "epoch", "seed", "rate", "metric", "best", "last"]
+    assert table[0].split() == [*head, "updated"]
+    rows = {line.split()[0]: line.split() for line in table[1:]}
+    assert {name: row[4:7] for name, row in rows.items()} == {
+        f"{rate}/{seed}": [seed, rate, "val_loss"] for rate in ("0.25", "0.5") for seed in "12"
+    }
+    for fact in facts:
+        history = read_run_file(fact["run_dir"]).history
+        best = min(history, key=lambda row: row["val_loss"])
+        assert fact["best"] == {"value": best["val_loss"], "epoch": best["epoch"]}
+        assert (fact["loss"], fact["config"]["kind"]) == (history[-1]["loss"], "a")
+        row = rows[str(Path(fact["run_dir"]).relative_to(Path("sweep").absolute()))]
+        assert row[7:9] == [f"{best['val_loss']:.6g}", "(epoch"]
+    assert [str(run.run_dir) for run in found] == [fact["run_dir"] for fact in facts]
+    assert [run.config["rate"] for run in found] == [fact["config"]["rate"] for fact in facts]
+    assert {run.status for run in found} == {"completed"}
+    assert found[0].history.best["epoch"] == facts[0]["best"]["epoch"]
+
+
 def test_failed_run_shows_its_error(cli: Any) -> None:
     text = _SOURCE.replace("self.rate * (", "float('nan') * (")
     Path("slope.py").write_text(text)
@@ -325,6 +354,24 @@ def test_plot_writes_the_curves(cli: Any) -> None:
     assert cli("plot", "r") == (0, "r/history.png\n", "")
     assert cli("plot", "r", "--out", "new/curves.svg")[0] == 0
     assert "<svg" in Path("new/curves.svg").read_text()
+
+
+def test_plot_of_several_runs_compares_them(cli: Any) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("a", "b"):
+        cli("train", "slope.py:Slope", "--run-dir", f"r/{name}")
+
+    assert cli("plot", "r/a", "r/b") == (0, "comparison.png\n", "")
+    figure = plot_histories(
+        {name: read_run_file(name).to_history() for name in ("r/a", "r/b")}, title="Slope"
+    )
+
+    assert [axes.get_title() for axes in figure.axes] == ["train loss", "val_loss"]
+    for axes in figure.axes:
+        drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+        column = "loss" if axes.get_title() == "train loss" else "val_loss"
+        rows = {name: read_run_file(name).history for name in ("r/a", "r/b")}
+        assert drawn == {name: [row[column] for row in rows[name]] for name in rows}
 
 
 @pytest.mark.parametrize("command", ["show", "plot"])

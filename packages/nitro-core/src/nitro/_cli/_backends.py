@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from nitro._journal import format_columns
 from nitro._plugins import Discovery, discover, install_hint
 
 
@@ -13,7 +12,7 @@ def backends() -> None:
 
 
 def _report(discovery: Discovery) -> str:
-    lines = _columns(
+    lines = format_columns(
         [(name, b.info.summary, b.distribution) for name, b in discovery.backends.items()]
     )
     if not discovery.backends and not discovery.failures:
@@ -22,11 +21,3 @@ def _report(discovery: Discovery) -> str:
         lines += ["", f"`{failure.name}` cannot be used:"]
         lines += [f"  {line}" for line in str(failure.error).splitlines()]
     return "\n".join(lines).lstrip("\n")
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

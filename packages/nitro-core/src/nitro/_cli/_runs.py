@@ -36,30 +36,66 @@ def runs(
 
 
 def _facts(run: RunFile) -> dict[str, Any]:
-    left_out = ("binding", "history", "config")
-    return {name: v for name, v in dataclasses.asdict(run).items() if name not in left_out}
+    """What a program wants of a run: all but the report and the single epochs."""
+    history = run.to_history()
+    last = run.history[-1] if run.history else {}
+    facts = dataclasses.asdict(run)
+    for left_out in ("binding", "history"):
+        del facts[left_out]
+    best = history.best if history.has_best else None
+    return {
+        **facts,
+        # The loss of the last step is one batch's: that of the epoch compares.
+        "loss": last.get("loss"),
+        "step_loss": run.loss,
+        "best": None
+        if best is None or run.metric is None
+        else {"value": best[run.metric], "epoch": best["epoch"]},
+        "last": last,
+    }
 
 
 def _runs_table(found: Sequence[RunFile], directory: Path) -> Table:
     base = directory.absolute()
-    rows: list[tuple[str, ...]] = []
-    for run in found:
-        path = Path(run.run_dir)
-        history = run.to_history()
-        best = history.best if history.has_best else None
-        rows.append(
-            (
-                str(path.relative_to(base)) if path != base else ".",
-                run.experiment + (f" ({run.preset})" if run.preset else ""),
-                run.status,
-                f"{run.epoch}/{run.max_epochs}",
-                f"{run.metric} {number(best[run.metric])}" if best and run.metric else "-",
-                _ago(time.time() - run.updated_at),
-            )
+    differing = differing_settings(found)
+    rows = [
+        (
+            _name(run, base),
+            run.experiment + (f" ({run.preset})" if run.preset else ""),
+            run.status,
+            f"{run.epoch}/{run.max_epochs}",
+            *(number(run.settings.get(name, "-")) for name in differing),
+            *_scores(run),
+            _ago(time.time() - run.updated_at),
         )
-    return Table(
-        columns=("run", "experiment", "status", "epoch", "best", "updated"), rows=tuple(rows)
-    )
+        for run in found
+    ]
+    columns = ("run", "experiment", "status", "epoch", *differing, "metric", "best", "last")
+    return Table(columns=(*columns, "updated"), rows=tuple(rows), aligned_left=(1, 2))
+
+
+def _name(run: RunFile, base: Path) -> str:
+    path = Path(run.run_dir)
+    name = str(path.relative_to(base)) if path != base else "."
+    return f"{name}#{run.run}" if run.is_earlier else name
+
+
+def _scores(run: RunFile) -> tuple[str, str, str]:
+    """The metric that ranks, its best value with the epoch, and its last one."""
+    history = run.to_history()
+    if not history.has_best or run.metric is None:
+        return run.metric or "-", "-", "-"
+    best = history.best
+    last = run.history[-1].get(run.metric, "-")
+    return run.metric, f"{number(best[run.metric])} (epoch {best['epoch']})", number(last)
+
+
+def differing_settings(found: Sequence[RunFile]) -> list[str]:
+    """The fields and options that are not the same in all runs, in the order of the runs'."""
+    names = dict.fromkeys(name for run in found for name in run.settings)
+    values = {name: {json.dumps(run.settings.get(name)) for run in found} for name in names}
+    # The column `epoch` shows the horizon already.
+    return [name for name in names if len(values[name]) > 1 and name != "max_epochs"]
 
 
 def _ago(seconds: float) -> str:

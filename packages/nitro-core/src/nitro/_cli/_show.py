@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +17,7 @@ from ._outcome import describe_outcome
 
 
 def show(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory.")],
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="A run's directory.")],
     *,
     as_json: AsJson = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from ._endings import Ending, ending
 from ._history import HISTORY_KEYS, History
-from ._plot import plot_history
+from ._plot import plot_histories, plot_history
 from ._run_file import (
     RUN_FILE_NAME,
     RunFile,
@@ -13,7 +13,7 @@ from ._run_file import (
     read_runs,
     set_run_file_aside,
 )
-from ._tables import Report, Section, Table
+from ._tables import Report, Section, Table, format_columns
 
 __all__ = [
     "HISTORY_KEYS",
@@ -28,6 +28,8 @@ __all__ = [
     "earlier_runs",
     "ending",
     "find_runs",
+    "format_columns",
+    "plot_histories",
     "plot_history",
     "read_run_file",
     "read_runs",

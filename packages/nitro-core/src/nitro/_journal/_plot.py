@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,77 @@ def plot_history(history: History, *, title: str, path: str | Path | None = None
         MissingPackageError: matplotlib is not installed.
         ConfigError: No epoch has finished.
     """
-    make_figure = _figure_class()
-    names = [name for name in history.columns if name not in ("epoch", "step")]
     if not len(history):
-        raise ConfigError(f"{title}: no epoch has finished, so there is nothing to draw.")
+        raise ConfigError(
+            f"{title}: no epoch has finished, so there is nothing to draw.",
+            fix="train for an epoch first",
+        )
+    names = [name for name in history.columns if name not in ("epoch", "step")]
+    figure, panels = _make_panels(names, title)
+    for name, axes in panels.items():
+        _draw(axes, history, name)
+    return _save(figure, path)
+
+
+def plot_histories(
+    histories: Mapping[str, History], *, title: str, path: str | Path | None = None
+) -> Any:
+    """Draws the scalar columns of several runs, a panel for each column, a curve for each run.
+
+    Args:
+        histories: What to draw, by the words for the legend.
+        title: Stands above all.
+        path: Where to save it; the suffix says the format. None saves nothing.
+
+    Returns:
+        A `matplotlib.figure.Figure`, as `plot_history` does.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+        ConfigError: None of the runs has finished an epoch.
+    """
+    drawn = {label: history for label, history in histories.items() if len(history)}
+    if not drawn:
+        raise ConfigError(
+            f"{', '.join(histories)}: no epoch has finished, so there is nothing to draw.",
+            fix="train for an epoch first",
+        )
+    names = dict.fromkeys(name for history in drawn.values() for name in history.columns)
+    figure, panels = _make_panels([n for n in names if n not in ("epoch", "step")], title)
+    for name, axes in panels.items():
+        for label, history in drawn.items():
+            if name in history.columns:
+                _draw_curve(axes, history, name, label=label)
+        axes.legend(fontsize=7)
+    return _save(figure, path)
+
+
+def _make_panels(names: Sequence[str], title: str) -> tuple[Any, dict[str, Any]]:
+    """A figure, and an empty panel for each name."""
+    make_figure = _figure_class()
     num_columns = min(_MOST_COLUMNS, len(names))
     num_rows = math.ceil(len(names) / num_columns)
     size = (_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + 0.4)
     # Not through pyplot: no global state, no window, nothing to close.
     figure = make_figure(figsize=size, layout="constrained")
     figure.suptitle(title)
+    panels: dict[str, Any] = {}
     for index, name in enumerate(names):
-        _draw(figure.add_subplot(num_rows, num_columns, index + 1), history, name)
+        axes = panels[name] = figure.add_subplot(num_rows, num_columns, index + 1)
+        axes.set_title("train loss" if name == "loss" else name, fontsize=10)
+        axes.set_xlabel("epoch", fontsize=8)
+        axes.grid(visible=True, alpha=0.3)
+        axes.locator_params(axis="x", integer=True)
+    return figure, panels
+
+
+def _save(figure: Any, path: str | Path | None) -> Any:
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return figure
 
 
-@functools.cache
 def _figure_class() -> Any:
     """A figure that a notebook draws though no pyplot has told it how to."""
     try:
@@ -71,14 +123,16 @@ def _figure_class() -> Any:
     return HistoryFigure
 
 
-def _draw(axes: Any, history: History, name: str) -> None:
+def _draw_curve(axes: Any, history: History, name: str, *, label: str | None = None) -> None:
     epochs = history["epoch"]
     values = [math.nan if value is None else value for value in history[name]]
-    axes.plot(epochs, values, marker="o" if len(epochs) < 30 else None, markersize=3)
-    axes.set_title("train loss" if name == "loss" else name, fontsize=10)
-    axes.set_xlabel("epoch", fontsize=8)
-    axes.grid(visible=True, alpha=0.3)
-    axes.locator_params(axis="x", integer=True)
+    marker = "o" if len(epochs) < 30 else None
+    axes.plot(epochs, values, marker=marker, markersize=3, label=label)
+
+
+def _draw(axes: Any, history: History, name: str) -> None:
+    """A run's curve, with its best epoch marked."""
+    _draw_curve(axes, history, name)
     if not history.has_best:
         return
     best = history.best

@@ -43,9 +43,11 @@ class RunFile:
         mode: Whether "min" or "max" of it is best.
         history: One row per finished epoch.
         config: The fields of the experiment.
+        options: The run options.
         binding: The binding report.
         logger: The logger's type, run id and page.
         error: What ended a failed run.
+        is_earlier: Whether it was set aside for a later run in its directory.
         started_at: When training started, seconds since 1970.
         updated_at: When this was written.
         pid: The process.
@@ -71,9 +73,17 @@ class RunFile:
     mode: str = "min"
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     binding: str = ""
     logger: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None
+    is_earlier: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields and the options that may tell runs apart, by name."""
+        options = {n: v for n, v in self.options.items() if n not in ("run_dir", "progress")}
+        return {**options, **self.config}
 
     @property
     def in_words(self) -> str:
@@ -201,6 +211,7 @@ def _read(path: Path) -> RunFile:
             expected=f"version {FORMAT_VERSION}, which this Nitro reads",
         )
     content["run_dir"] = str(path.parent.absolute())  # it may have moved since
+    content["is_earlier"] = path.name != RUN_FILE_NAME
     try:
         run = RunFile(**content)
     except TypeError as error:

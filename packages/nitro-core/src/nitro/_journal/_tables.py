@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _GAP = "  "
+_ANY_WIDTH = 10**5
+"""Wider than any table: who shows it on a screen chooses the columns that fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,14 +17,17 @@ class Table:
     """Cells that are text already.
 
     Attributes:
-        columns: The headings; the first column is aligned left, the others right.
+        columns: The headings; the first column is aligned left, the others right, but for
+            those in `aligned_left`.
         rows: The cells, as many in each row as there are headings.
         notes: What the table leaves out, one sentence each.
+        aligned_left: The columns of words, counted from 0.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    aligned_left: tuple[int, ...] = ()
 
     def widths(self) -> list[int]:
         """The characters that each column needs."""
@@ -29,8 +35,7 @@ class Table:
 
     def to_text(self) -> str:
         """Aligned columns, then the notes."""
-        widths = self.widths()
-        lines = [_line(row, widths) for row in (self.columns, *self.rows)]
+        lines = format_columns([self.columns, *self.rows], aligned_left=(0, *self.aligned_left))
         return "\n".join([*lines, *self.notes])
 
     def to_html(self) -> str:
@@ -85,12 +90,30 @@ class Report(str):
         return "".join(parts)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.rjust(width) if index else cell.ljust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return _GAP.join([first, *rest]).rstrip()
+def format_columns(
+    rows: Sequence[Sequence[str]], *, aligned_left: Sequence[int] | None = None
+) -> list[str]:
+    """Lines of aligned columns, two spaces apart.
+
+    Args:
+        rows: The cells, as many in each row.
+        aligned_left: The columns that are aligned left, counted from 0; None for all.
+    """
+    if not rows:
+        return []
+    from rich.console import Console  # here: a start without a table does without it
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, len(_GAP), 0, 0))
+    for index in range(len(rows[0])):
+        is_left = aligned_left is None or index in aligned_left
+        grid.add_column(justify="left" if is_left else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    lines = io.StringIO()
+    Console(file=lines, width=_ANY_WIDTH, color_system=None).print(grid)
+    return [line.rstrip() for line in lines.getvalue().splitlines()]
 
 
 def text_width(widths: Sequence[int]) -> int:

@@ -252,10 +252,14 @@ class Session:
 
     def declared_params(self) -> dict[str, Any]:
         """The same, with the Device fields as they were declared."""
-        options = self.setup.options
-        run = {name: plain(getattr(options, name)) for name in options.sources}
+        run = self.run_options()
         preset = {} if self.setup.preset is None else {"preset": self.setup.preset}
         return {**self.config(), **run, **preset}
+
+    def run_options(self) -> dict[str, Any]:
+        """The run options as JSON values."""
+        options = self.setup.options
+        return {name: plain(getattr(options, name)) for name in options.sources}
 
     def device_config(self) -> dict[str, Any]:
         """The Device fields as they are now, as JSON values; arrays by dtype and shape."""
