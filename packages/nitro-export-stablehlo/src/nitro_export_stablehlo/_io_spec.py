@@ -6,12 +6,11 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from nitro.errors import ExportError
-from nitro.export import evaluate_size
+import nitro.export
+from nitro.errors import ExportError, did_you_mean
+from nitro.export import Document
 
 from ._dtypes import BY_TOKEN, DType, find_dtype
 
@@ -33,25 +32,22 @@ _NO_LETTERS: Letters = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class IOSpec:
+class IOSpec(nitro.export.IOSpec):
     """A named tensor as a client and the program see it: row-major, axes from 0.
 
     Attributes:
         name: The name on the wire.
-        token: The dtype's name in the format, such as `"f32"`.
+        dtype: The name of its dtype in NumPy, such as `"float32"`; `token` is the format's.
         shape: The sizes; -1 at the batch axis, and what the size depends on, such as
             `"time"` or `"2*time"`, at an axis whose size a caller chooses. Read from a
             manifest, which has no such names, -1 there too.
         batch_axis0: Which axis counts rows, from 0; None where none does.
     """
 
-    name: str
-    token: str
-    shape: tuple[int | str, ...]
-    batch_axis0: int | None
+    open_size = VARIABLE
 
     @classmethod
-    def from_export(cls, spec: ExportSpec) -> IOSpec:
+    def from_export(cls, spec: ExportSpec) -> Self:
         """Translates a promise of the core, whose axes count from 1.
 
         Raises:
@@ -63,38 +59,40 @@ class IOSpec:
                 f"`{spec.name}` has {spec.rank} axes.",
                 expected=f"at most {len(_LETTERS)}: the format has a letter for each axis",
             )
-        return cls(
-            name=spec.name,
-            token=_wire_dtype(spec).token,
-            shape=spec.sizes(VARIABLE),
-            batch_axis0=spec.batch_axis - 1,
-        )
+        _check_wire(spec)
+        return super().from_export(spec)
+
+    @classmethod
+    def read_dtype(cls, document: Document) -> str:
+        """The dtype of an entry, which has the format's name of it.
+
+        Raises:
+            BundleError: A name that the format does not have.
+        """
+        token = document.read("dtype", str)
+        if token not in BY_TOKEN:
+            document.refuse("dtype", repr(token), did_you_mean(token, BY_TOKEN))
+        return BY_TOKEN[token].numpy.name
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of `nitro.json`."""
+        return {**super().to_json(), "dtype": self.token}
 
     @property
-    def dtype(self) -> DType:
+    def token(self) -> str:
+        """The dtype's name in the format, such as `"f32"`."""
+        return self.row.token
+
+    @property
+    def row(self) -> DType:
         """The row of the format's dtype table."""
-        return BY_TOKEN[self.token]
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype as NumPy and JAX know it."""
-        return self.dtype.numpy
-
-    @property
-    def symbolic_sizes(self) -> tuple[str, ...]:
-        """What a caller chooses, in axis order."""
-        return tuple(size for size in self.shape if isinstance(size, str))
-
-    def sizes(self, rows: int, values: Mapping[str, int] = _NO_VALUES) -> tuple[int, ...]:
-        """The shape with `rows` at the batch axis, and symbolic sizes worked out."""
-        return tuple(
-            rows if axis0 == self.batch_axis0 else evaluate_size(size, values)
-            for axis0, size in enumerate(self.shape)
-        )
+        found = find_dtype(self.numpy_dtype)
+        assert found is not None
+        return found
 
     def mlir_type(self, rows: int, values: Mapping[str, int] = _NO_VALUES) -> str:
         """The type that a program compiled for these sizes gives this tensor."""
-        return mlir_type(self.sizes(rows, values), self.dtype)
+        return mlir_type(self.sizes(rows, values), self.row)
 
     def anonymous(self) -> IOSpec:
         """As a manifest has it: -1 at each axis that is not fixed."""
@@ -125,7 +123,7 @@ class IOSpec:
             size = self.shape[axis0]
             letter = variable.get(axis0) or next(free)
             shape += letter
-            dims[letter] = VARIABLE if isinstance(size, str) else size
+            dims[letter] = size if isinstance(size, int) else VARIABLE
         entry: dict[str, Any] = {"name": self.name, "dtype": self.token, "shape": shape}
         return {**entry, "dims": dims} if dims else entry
 
@@ -139,7 +137,7 @@ def mlir_type(shape: tuple[int, ...], dtype: DType) -> str:
     return f"tensor<{''.join(f'{size}x' for size in shape)}{dtype.mlir}>"
 
 
-def _wire_dtype(spec: ExportSpec) -> DType:
+def _check_wire(spec: ExportSpec) -> None:
     found = find_dtype(spec.numpy_dtype)
     if found is None or not found.on_wire:
         raise ExportError(
@@ -148,7 +146,6 @@ def _wire_dtype(spec: ExportSpec) -> DType:
             expected="one of " + ", ".join(str(d.numpy) for d in BY_TOKEN.values() if d.on_wire),
             fix="cast it in `export_preprocess` or in `forward`, and promise what the wire has",
         )
-    return found
 
 
 def variable_letters(specs: Iterable[IOSpec]) -> dict[tuple[str, int], str]:

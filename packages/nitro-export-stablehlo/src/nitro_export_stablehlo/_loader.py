@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
-from nitro.export import constraint_symbols, split_complex
+from nitro.export import constraint_symbols, run_in_parts, split_complex
 
 from ._agreement import check_agreement
 from ._files import FileReader
@@ -24,12 +24,13 @@ from ._manifest import Manifest, read_manifest
 from ._plan import Planner, plannable_costs
 from ._postprocess import load_postprocess
 from ._programs import Device, Programs, Values, choose_device, weight_types
-from ._requests import Array, RequestReader, take_rows
 from ._vet import refuse_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import TensorFile, check_values, make_contiguous
 from ._x64 import x64_for
 from ._yaml import MAX_BYTES as MAX_MANIFEST_BYTES
+
+Array = np.ndarray | jax.Array
 
 
 def load_bundle(
@@ -108,9 +109,7 @@ class Bundle:
         self._weight_args = tuple(self._weights.values())
         self._device = device
         self._planner = Planner(plannable_costs(index))
-        self._reader = RequestReader(
-            index.inputs, batch_symbol=index.batch_symbol, constraints=index.constraints
-        )
+        self._reader = index.make_reader(array_types=(jax.Array,))
         self._sizes = frozenset(index.batch_sizes)
         self._names = tuple(spec.name for spec in index.outputs)
         dtypes = {spec.numpy_dtype for spec in (*index.inputs, *index.outputs)}
@@ -388,40 +387,15 @@ class Bundle:
                 "no batch axis.",
                 expected=f"a compiled size: {', '.join(map(str, self.batch_sizes))} rows",
             )
-        plan = self._planner.plan(rows)
-        for size in plan[:1]:
-            # Compares the promised shapes with the program's, before memory is taken for them.
-            self._programs.get(size, values)
-        filled = {
-            spec.name: np.empty(spec.sizes(rows, dict(values)), dtype=spec.numpy_dtype)
-            for spec in outputs
-        }
-        begin = 0
-        pending: tuple[int, Sequence[jax.Array]] | None = None
-        for size in plan:
-            part = [
-                take_rows(array, spec.batch_axis0 or 0, begin, size)
-                for array, spec in zip(arrays, self.inputs, strict=True)
-            ]
-            running = (begin, self._run(size, values, part))
-            # Fetching waits for the device, so the next call is on its way before that.
-            if pending is not None:
-                self._fetch(*pending, filled)
-            pending = running
-            begin += size
-        if pending is not None:
-            self._fetch(*pending, filled)
-        return filled
-
-    def _fetch(
-        self, begin: int, results: Sequence[jax.Array], filled: Mapping[str, np.ndarray]
-    ) -> None:
-        for spec, result in zip(self._index.outputs, results, strict=True):
-            at = (slice(None),) * (spec.batch_axis0 or 0)
-            target = filled[spec.name][(*at, slice(begin, None))]
-            host = np.asarray(result)
-            rows = min(host.shape[len(at)], target.shape[len(at)])
-            target[(*at, slice(rows))] = host[(*at, slice(rows))]
+        return run_in_parts(
+            lambda size, part: self._run(size, values, part),
+            self._planner.plan(rows),
+            inputs=self.inputs,
+            outputs=outputs,
+            arrays=arrays,
+            rows=rows,
+            values=dict(values),
+        )
 
 
 def _values(chosen: Mapping[str, int]) -> Values:

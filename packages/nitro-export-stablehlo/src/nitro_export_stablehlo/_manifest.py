@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from nitro.errors import BundleError, ExportError, did_you_mean
-from nitro.export import evaluate_size
+from nitro.export import evaluate_size, is_size
 
 from . import _yaml
 from ._dtypes import BY_TOKEN
 from ._io_spec import BATCH_LETTERS, VARIABLE, IOSpec, Letters, variable_letters
-from ._json import is_size
 
 FILE = "manifest.yaml"
 FORMAT_VERSION = "2.0"
@@ -168,7 +167,7 @@ class _Tensor:
         batch = [axis0 for axis0, letter in enumerate(row_major) if letter in BATCH_LETTERS]
         return IOSpec(
             name=self.name,
-            token=self.token,
+            dtype=BY_TOKEN[self.token].numpy.name,
             shape=tuple(self.dims.get(letter, VARIABLE) for letter in row_major),
             batch_axis0=batch[0] if batch else None,
         )

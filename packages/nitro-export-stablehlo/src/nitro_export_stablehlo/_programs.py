@@ -223,7 +223,10 @@ class Programs:
             assert key.size is not None
             return spec.sizes(key.size, self._index.values(key.variant))
         batch = self._index.batch_symbol if key.size is None else key.size
-        return tuple(batch if i == spec.batch_axis0 else s for i, s in enumerate(spec.shape))
+        return tuple(
+            batch if axis0 == spec.batch_axis0 or size is None else size
+            for axis0, size in enumerate(spec.shape)
+        )
 
 
 def _are_alike(found: Sequence[Any], wanted: Sequence[Any]) -> bool:

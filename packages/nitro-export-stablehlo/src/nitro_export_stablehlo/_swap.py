@@ -70,7 +70,7 @@ def swap_weights(source: Path, weights: Mapping[str, np.ndarray], target: Path) 
         for name in sorted(set(index.files) - set(writer.digests)):
             writer.write(name, files.read(name))
         changed = replace(index, name=target.name, files=writer.digests, verification=None)
-        writer.write(INDEX_FILE, changed.to_json())
+        writer.write(INDEX_FILE, changed.to_bytes())
         staging.rename(target)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from nitro.errors import BundleError, ExportError
-from nitro.export import describe_difference, solve_sizes
+from nitro.export import describe_difference, solve_sizes, take_rows
 
 from ._agreement import check_agreement
 from ._artifact import make_artifact, read_signature, read_text
@@ -25,7 +25,6 @@ from ._loader import Bundle, load_bundle
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest, read_manifest
 from ._programs import read_exported
-from ._requests import take_rows
 from ._vet import TIMEOUT_S, find_unsafe_programs
 from ._weights import FILE as WEIGHTS_FILE
 from ._weights import GOLDEN_FILE, TensorFile, check_values

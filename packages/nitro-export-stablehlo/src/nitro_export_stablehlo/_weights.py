@@ -17,9 +17,9 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from nitro.errors import BundleError, ExportError
+from nitro.export import is_size, read_json
 
 from ._dtypes import BY_SAFETENSORS, BY_TOKEN, DType, find_dtype, has_nan
-from ._json import is_size, read_json
 
 FILE = "weights.safetensors"
 GOLDEN_FILE = "golden.safetensors"

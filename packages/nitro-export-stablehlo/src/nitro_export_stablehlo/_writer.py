@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.mlir.dialects import stablehlo
 
 from nitro.errors import ConfigError, ExportError, warn
-from nitro.export import export_time, solve_sizes
+from nitro.export import export_time, is_size, join_golden, solve_sizes
 
 from ._artifact import Signature, make_artifact
 from ._dtypes import BY_TOKEN, find_dtype, has_nan
@@ -23,7 +23,6 @@ from ._files import FileWriter
 from ._index import FILE as INDEX_FILE
 from ._index import Cost, Index, read_index
 from ._io_spec import IOSpec, mlir_type
-from ._json import is_size
 from ._keys import fixed_keys, symbolic_keys
 from ._manifest import FILE as MANIFEST_FILE
 from ._manifest import Manifest
@@ -67,8 +66,8 @@ def write_bundle(program: ExportProgram, root: Path, options: WriteOptions) -> N
     Raises:
         ExportError: Something that a bundle cannot promise.
     """
-    inputs = tuple(IOSpec.from_export(spec) for spec in program.inputs)
-    outputs = tuple(IOSpec.from_export(spec) for spec in program.outputs)
+    shared = Index.fields_of(program)
+    inputs, outputs = shared["inputs"], shared["outputs"]
     client_inputs = tuple(IOSpec.from_export(spec) for spec in program.client_inputs)
     client_outputs = tuple(IOSpec.from_export(spec) for spec in program.client_outputs)
     variants = checked_variants(program, options.input_shapes)
@@ -78,7 +77,7 @@ def write_bundle(program: ExportProgram, root: Path, options: WriteOptions) -> N
     with x64_for([*(spec.numpy_dtype for spec in (*inputs, *outputs)), *_dtypes(weights)]):
         written = _write_programs(files, program, options, variants, (inputs, outputs))
     _warn_of_custom_calls(written.custom_calls)
-    _write_arrays(files, weights, _golden(program))
+    _write_arrays(files, weights, join_golden(program.golden))
     _write_code(files, program, options)
     versions = {**_versions(), "stablehlo_target": options.stablehlo_version}
     calls = tuple(sorted(written.custom_calls))
@@ -99,26 +98,19 @@ def write_bundle(program: ExportProgram, root: Path, options: WriteOptions) -> N
     )
     files.write(MANIFEST_FILE, manifest.to_yaml())
     index = Index(
-        name=program.name,
-        inputs=inputs,
-        outputs=outputs,
-        batch_sizes=program.batch_sizes,
+        **shared,
         costs=written.costs,
         platforms=program.platforms,
         calling_convention_version=written.calling_convention_version,
         versions=versions,
         custom_calls=calls,
         files=files.digests,
-        rtol=program.rtol,
-        dynamic_batch=program.dynamic_batch,
-        batch_symbol=program.batch_symbol,
-        constraints=program.constraints,
         input_shapes=variants,
         vjp_order=program.vjp_order,
         client_inputs=client_inputs,
         client_outputs=client_outputs,
     )
-    files.write(INDEX_FILE, index.to_json())
+    files.write(INDEX_FILE, index.to_bytes())
 
 
 def _write_arrays(
@@ -145,7 +137,7 @@ def write_verification(root: Path, verification: Mapping[str, Any]) -> None:
     """Puts the facts into `nitro.json`, which has no digest of itself."""
     file = root / INDEX_FILE
     index = replace(read_index(file.read_bytes()), verification=verification)
-    file.write_bytes(index.to_json())
+    file.write_bytes(index.to_bytes())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,12 +300,6 @@ def _cost(exported: jax.export.Exported) -> Cost:
     )
 
 
-def _golden(program: ExportProgram) -> dict[str, np.ndarray]:
-    inputs = {f"inputs.{name}": array for name, array in program.golden.inputs.items()}
-    outputs = {f"outputs.{name}": array for name, array in program.golden.outputs.items()}
-    return {**inputs, **outputs}
-
-
 def _versions() -> dict[str, str]:
     installed = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     return {**installed, "stablehlo": stablehlo.get_current_version()}
@@ -335,6 +321,7 @@ def _provenance(
         **({"input_shapes": [dict(values) for values in variants]} if variants else {}),
         **({"constraints": list(program.constraints)} if program.constraints else {}),
         **({"custom_calls": list(calls)} if calls else {}),
+        **({"narrowed_inputs": list(program.narrowed)} if program.narrowed else {}),
         "exported_at": export_time(),
         **program.provenance,
     }

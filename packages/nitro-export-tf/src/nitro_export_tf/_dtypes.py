@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 _SUPPORTED = (
@@ -24,8 +23,3 @@ checkpoints nor its servers' clients know all of them.
 def is_supported(dtype: np.dtype[Any]) -> bool:
     """Whether TensorFlow has an equivalent that can be saved and served."""
     return dtype.name in SUPPORTED
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a supported name."""
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)

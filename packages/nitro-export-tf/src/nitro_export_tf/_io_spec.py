@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import keyword
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
+import nitro.export
 from nitro.errors import ExportError
 
-from ._dtypes import SUPPORTED, is_supported, numpy_dtype
+from ._dtypes import SUPPORTED, is_supported
 
 if TYPE_CHECKING:
     from nitro.export import ExportSpec
@@ -19,24 +17,14 @@ Shape = tuple[int | None, ...]
 """A shape as TensorFlow has it: None where a caller chooses the size."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class IOSpec:
+class IOSpec(nitro.export.IOSpec):
     """A named tensor as a client of the SavedModel sees it: axes from 0.
 
-    Attributes:
-        name: The name in the signatures.
-        dtype: The name that NumPy (with ml_dtypes) and TensorFlow give its dtype.
-        shape: The sizes; None at the batch axis and where a size is symbolic.
-        batch_axis0: Which axis counts rows, from 0.
+    Its attributes are those of `nitro.export.IOSpec`.
     """
 
-    name: str
-    dtype: str
-    shape: Shape
-    batch_axis0: int
-
     @classmethod
-    def from_export(cls, spec: ExportSpec) -> IOSpec:
+    def from_export(cls, spec: ExportSpec) -> Self:
         """Translates a promise of the core, whose axes count from 1.
 
         Raises:
@@ -48,48 +36,14 @@ class IOSpec:
                 expected="one of " + ", ".join(SUPPORTED),
                 fix="cast it in `export_preprocess` or in `forward`, and promise another dtype",
             )
-        batch_axis0 = spec.batch_axis - 1
-        return cls(
-            name=spec.name,
-            dtype=spec.numpy_dtype.name,
-            shape=tuple(
-                None if axis0 == batch_axis0 or isinstance(size, str) else size
-                for axis0, size in enumerate(spec.shape or ())
-            ),
-            batch_axis0=batch_axis0,
+        return super().from_export(spec)
+
+    def signature_shape(self, rows: int | None) -> Shape:
+        """The shape in a signature of this number of rows, None where a size is open."""
+        return tuple(
+            rows if axis0 == self.batch_axis0 else size if isinstance(size, int) else None
+            for axis0, size in enumerate(self.shape)
         )
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> IOSpec:
-        """Reads what `to_json` wrote."""
-        return cls(
-            name=entry["name"],
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
-            batch_axis0=entry["batch_axis0"],
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of `nitro.json`."""
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "batch_axis0": self.batch_axis0,
-        }
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype of the arrays that a caller passes or gets."""
-        return numpy_dtype(self.dtype)
-
-    def sizes(self, rows: int | None) -> Shape:
-        """The shape with `rows` at the batch axis."""
-        return tuple(rows if i == self.batch_axis0 else size for i, size in enumerate(self.shape))
-
-    def __str__(self) -> str:
-        sizes = ", ".join("None" if size is None else str(size) for size in self.shape)
-        return f"{self.name}: {self.dtype} ({sizes}{',' if len(self.shape) == 1 else ''})"
 
 
 def check_input_names(specs: tuple[IOSpec, ...]) -> None:

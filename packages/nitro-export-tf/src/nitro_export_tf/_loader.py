@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from nitro.errors import BundleError, did_you_mean
+from nitro.export import cut_rows, run_in_parts
 
-from ._assets import Index, read_golden, read_index, read_provenance
-from ._signatures import DEFAULT, cut, fixed_signature
+from ._assets import Index, read_index, read_provenance
+from ._signatures import DEFAULT, fixed_signature
 from ._tensorflow import import_tensorflow
 from ._verify import verify_signatures
 
@@ -40,7 +41,8 @@ class SavedModel:
         self.provenance = read_provenance(root)
         self._tf = tf
         self._root = root
-        self._rtol = index.rtol
+        self._index = index
+        self._reader = index.make_reader()
         # The functions of a SavedModel hold its variables by weak references.
         self._loaded = loaded
 
@@ -56,21 +58,23 @@ class SavedModel:
         the fixed sizes, the last piece filled up with copies of the last row.
 
         Raises:
-            BundleError: Another name, dtype or shape than the inputs have.
+            BundleError: Another name, dtype or shape than the inputs have, a broken
+                constraint, or an integer that the program cannot hold.
         """
-        arrays, rows = self._checked(inputs)
+        arrays, rows, values = self._reader.read(inputs)
         if rows in self.batch_sizes:
-            return self.run(fixed_signature(rows), arrays)
-        if self.dynamic_batch:
-            return self.run(DEFAULT, arrays)
-        pieces = [
-            self._piece(arrays, begin, size, count)
-            for begin, size, count in cut(rows, self.batch_sizes)
-        ]
-        return {
-            spec.name: np.concatenate([piece[spec.name] for piece in pieces], spec.batch_axis0)
-            for spec in self.outputs
-        }
+            return self.run(fixed_signature(rows), dict(inputs))
+        if self.dynamic_batch and rows:
+            return self.run(DEFAULT, dict(inputs))
+        return run_in_parts(
+            self._run_part,
+            cut_rows(rows, self.batch_sizes),
+            inputs=self.inputs,
+            outputs=self.outputs,
+            arrays=arrays,
+            rows=rows,
+            values=dict(values),
+        )
 
     def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Runs one signature.
@@ -101,50 +105,12 @@ class SavedModel:
         Raises:
             BundleError: An output differs from what `predict` gave before the export.
         """
-        inputs, outputs = read_golden(self._root, self.inputs, self.outputs)
-        verify_signatures(self, inputs, outputs, self._rtol)
+        verify_signatures(self.run, self._root, self._index)
 
-    def _piece(self, arrays: Arrays, begin: int, size: int, count: int) -> Arrays:
-        at = np.minimum(np.arange(begin, begin + size), begin + count - 1)
-        request = {
-            spec.name: np.take(arrays[spec.name], at, spec.batch_axis0) for spec in self.inputs
-        }
-        found = self.run(fixed_signature(size), request)
-        keep = np.arange(count)
-        return {s.name: np.take(found[s.name], keep, s.batch_axis0) for s in self.outputs}
-
-    def _checked(self, inputs: Mapping[str, Any]) -> tuple[Arrays, int]:
-        names = [spec.name for spec in self.inputs]
-        for name in inputs:
-            if name not in names:
-                raise BundleError(
-                    f"`{self.name}` has no input `{name}`.", expected=did_you_mean(name, names)
-                )
-        arrays = Arrays()
-        rows = dict[str, int]()
-        for spec in self.inputs:
-            if spec.name not in inputs:
-                raise BundleError(f"The input `{spec.name}` is missing.", expected=str(spec))
-            array = arrays[spec.name] = np.asarray(inputs[spec.name])
-            fits = len(array.shape) == len(spec.shape) and all(
-                wanted in (None, got) for wanted, got in zip(spec.shape, array.shape, strict=True)
-            )
-            if array.dtype != spec.numpy_dtype or not fits:
-                raise BundleError(
-                    f"The input `{spec.name}` is {array.dtype}{list(array.shape)}.",
-                    expected=f"{spec}; nothing is cast silently",
-                    fix=f"{spec.name}={spec.name}.astype({spec.dtype!r}), if no value is lost"
-                    if fits
-                    else "",
-                )
-            rows[spec.name] = array.shape[spec.batch_axis0]
-        if len(set(rows.values())) > 1 or 0 in rows.values():
-            told = ", ".join(f"`{name}` has {count}" for name, count in rows.items())
-            raise BundleError(
-                f"The inputs do not agree on their rows: {told}.",
-                expected="as many rows in each, at least 1",
-            )
-        return arrays, next(iter(rows.values()))
+    def _run_part(self, size: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        named = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        found = self.run(fixed_signature(size), named)
+        return [found[spec.name] for spec in self.outputs]
 
 
 def load_saved_model(path: str | Path) -> SavedModel:

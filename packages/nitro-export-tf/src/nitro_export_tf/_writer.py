@@ -16,13 +16,14 @@ import jax.export
 import numpy as np
 
 from nitro.errors import ConfigError, ExportError, did_you_mean, warn
+from nitro.export import repeat_rows
 
 from ._assets import Index, digest, write_assets, write_index
 from ._calls import Call, make_call, make_differentiable
 from ._dtypes import SUPPORTED, is_supported
 from ._io_spec import IOSpec, check_input_names
 from ._module import make_module, open_shape
-from ._signatures import DEFAULT, fixed_signature, tiled
+from ._signatures import DEFAULT, fixed_signature
 from ._tensorflow import Target
 from ._warmup import write_warmup
 
@@ -144,16 +145,7 @@ def write_saved_model(
     _fix_fingerprint(root)
     write_assets(program, root, versions)
     write_warmup(tf, root, program.name, _warmup_requests(program))
-    index = Index(
-        name=program.name,
-        inputs=inputs,
-        outputs=outputs,
-        batch_sizes=program.batch_sizes,
-        dynamic_batch=program.dynamic_batch,
-        rtol=program.rtol,
-        versions=versions,
-        files=_digests(root),
-    )
+    index = Index.from_program(program, versions=versions, files=_digests(root))
     write_index(root, index)
 
 
@@ -205,7 +197,9 @@ def _make_function(
     run.__name__ = name
     return tf.function(run, autograph=False).get_concrete_function(
         **{
-            spec.name: tf.TensorSpec(spec.sizes(rows), tf.as_dtype(spec.dtype), name=spec.name)
+            spec.name: tf.TensorSpec(
+                spec.signature_shape(rows), tf.as_dtype(spec.dtype), name=spec.name
+            )
             for spec in inputs
         }
     )
@@ -245,7 +239,8 @@ def _check_signature(
 ) -> None:
     """Compares what was lowered with what is promised; TensorFlow trusts the module."""
     inputs, outputs = (
-        [(spec.name, spec.sizes(rows), spec.numpy_dtype) for spec in specs] for specs in edge
+        [(spec.name, spec.signature_shape(rows), spec.numpy_dtype) for spec in specs]
+        for specs in edge
     )
     weights = [
         (name, tuple(weight.shape), np.dtype(weight.dtype))
@@ -293,7 +288,7 @@ def _warmup_requests(program: ExportProgram) -> dict[str, dict[str, np.ndarray]]
     """Golden rows for each signature; what takes any number of rows gets one row."""
     return {
         name: {
-            spec.name: tiled(program.golden.inputs[spec.name], spec.batch_axis - 1, rows or 1)
+            spec.name: repeat_rows(program.golden.inputs[spec.name], spec.batch_axis - 1, rows or 1)
             for spec in program.inputs
         }
         for name, rows in _rows_by_signature(program).items()

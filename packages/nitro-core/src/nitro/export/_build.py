@@ -62,7 +62,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
     weights = forward.weights
     probe = _probe(forward, request)
     probe.check(outputs, request.batch_sizes)
-    _refuse(forward, request, probe)
+    arguments = _refuse(forward, request, probe)
 
     golden = golden_inputs(session, inputs, probe, request.golden)
     facts, patch = collect_provenance(session)
@@ -86,6 +86,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         client_outputs=client_outputs,
         rtol=tolerance_for([*inputs, *outputs], weights),
         state_names=forward.state_names,
+        narrowed=forward.narrowed(arguments[: len(inputs)]),
     )
     arguments = program.arguments(request.batch_sizes[0], program.golden_sizes)
     refuse_unstable_targets(program, request.batch_sizes[0], forward.owner)
@@ -106,8 +107,11 @@ def _probe(forward: WireForward, request: ExportRequest) -> ShapeProbe:
     )
 
 
-def _refuse(forward: WireForward, request: ExportRequest, probe: ShapeProbe) -> None:
-    """Looks through the trace for what no artifact can keep, cheapest first."""
+def _refuse(forward: WireForward, request: ExportRequest, probe: ShapeProbe) -> list[Any]:
+    """Looks through the trace for what no artifact can keep, cheapest first.
+
+    Returns the abstract arguments that it traced with.
+    """
     weights = forward.weights
     names = tuple(sorted(weights))
     values = probe.assignments()[0]
@@ -120,3 +124,4 @@ def _refuse(forward: WireForward, request: ExportRequest, probe: ShapeProbe) -> 
     refuse_constants(forward, jaxpr)
     if request.vjp_order:
         refuse_undifferentiable(forward, names, arguments, weights)
+    return arguments

@@ -65,6 +65,8 @@ class ExportProgram:
         rtol: How far outputs may move from the golden ones, relative to the largest.
         state_names: The weights that no gradient updates in training: model state, such
             as BatchNorm's statistics.
+        narrowed: The 64-bit integer inputs that `forward` gets as they are and in 32 bits,
+            as in training: a loader must refuse values that would wrap around.
     """
 
     name: str
@@ -86,6 +88,7 @@ class ExportProgram:
     client_outputs: tuple[ExportSpec, ...] = ()
     rtol: float = 1e-5
     state_names: frozenset[str] = frozenset()
+    narrowed: tuple[str, ...] = ()
     _exported: dict[Any, jax.export.Exported] = field(default_factory=dict, repr=False)
 
     @property

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._experiment import has_hook, listed
-from nitro._programs import TraceScope
+from nitro._programs import TraceScope, bodies
 from nitro._run import Session
 from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, did_you_mean
@@ -165,6 +165,28 @@ class WireForward:
             result = [np.asarray(a).astype(s.numpy_dtype, copy=False) for a, s in pairs]
         return dict(zip((spec.name for spec in self.outputs), result, strict=True))
 
+    def narrowed(self, arguments: Sequence[Any]) -> tuple[str, ...]:
+        """The 64-bit integer inputs that reach `forward` as they are, but in 32 bits.
+
+        Args:
+            arguments: The abstract inputs, in wire order.
+        """
+        if self._is_wide or self._dtype == np.float64:
+            return ()
+
+        def batch(*wire: Any) -> list[Any]:
+            fields = self._batch(self.hooks.view(self.session.device), wire)
+            return jax.tree.leaves(fields)
+
+        with self.wide_types(), self._scope.entered():
+            jaxpr = jax.make_jaxpr(batch)(*arguments).jaxpr
+        reached = _moved(jaxpr, [v for v in jaxpr.outvars if not hasattr(v, "val")])
+        return tuple(
+            spec.name
+            for spec, variable in zip(self.inputs, jaxpr.invars, strict=True)
+            if variable in reached and spec.dtype in ("int64", "uint64")
+        )
+
     def wide_types(self) -> AbstractContextManager[Any]:
         """A context in which JAX keeps the 64-bit types that are promised."""
         dtypes = [spec.numpy_dtype for spec in self.inputs]
@@ -270,3 +292,28 @@ def _inert(value: Any) -> Any:
         data = jnp.zeros(jax.random.key_data(value).shape, jnp.uint32)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     return jnp.zeros(value.shape, value.dtype)
+
+
+_MOVING = frozenset(
+    {"broadcast_in_dim", "concatenate", "copy", "reshape", "rev", "slice", "squeeze", "transpose"}
+)
+"""The primitives that give the values which they get, elsewhere."""
+
+
+def _moved(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
+    """The variables whose values these are, through equations that only move values."""
+    found = set(variables)
+    for equation in reversed(jaxpr.eqns):
+        if not found.intersection(equation.outvars):
+            continue
+        inner = [getattr(body, "jaxpr", body) for body in bodies(equation)]
+        given = equation.invars
+        if len(inner) == 1 and len(inner[0].invars) == len(given):
+            pairs = zip(inner[0].outvars, equation.outvars, strict=False)
+            wanted = [v for v, outer in pairs if outer in found and not hasattr(v, "val")]
+            reached = _moved(inner[0], wanted)
+            given = [v for v, own in zip(given, inner[0].invars, strict=True) if own in reached]
+        elif equation.primitive.name not in _MOVING:
+            given = []
+        found.update(v for v in given if not hasattr(v, "val"))
+    return found
