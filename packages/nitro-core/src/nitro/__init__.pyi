@@ -19,6 +19,7 @@ from ._logs import Logger as Logger
 from ._logs import MLflowLogger as MLflowLogger
 from ._logs import MultiLogger as MultiLogger
 from ._logs import TensorBoardLogger as TensorBoardLogger
+from ._optim import FROZEN as FROZEN
 from ._programs import cache_clear as cache_clear
 from ._programs import cache_stats as cache_stats
 from ._programs import explain_compiles as explain_compiles

@@ -193,11 +193,13 @@ class Experiment:
 
         return optax.radam
 
-    def learning_rate(self, group: str | None = None) -> float:
+    def learning_rate(self, group: str | None = None) -> float | None:
         """Returns the base rate, for None, or the constant rate of one group; 1e-3.
 
         A schedule of the rate moves all groups: each keeps its ratio to the base rate.
-        A field of this name does as well: `learning_rate: float = 1e-3`.
+        `nitro.FROZEN`, which is None, for one group freezes it: its weights stay as they are,
+        and have no gradient, no optimizer state, no decay, and no part in the norm that
+        `gradient_clip_norm` clips. A field of this name does as well: `learning_rate: float = 1e-3`.
         """
         del group
         return 1e-3

@@ -52,14 +52,15 @@ def make_optimizer(
         HookError: A hook returned something else than it should.
         ExperimentError: A hook does not take the arguments that it gets.
     """
-    _refuse_integers(experiment, params)
     base_rate(experiment)
-    groups, decay_inputs = read_groups(experiment, params=params, initial=initial)
+    groups = read_groups(experiment, params=params, initial=initial)
+    trained = {name: params[name] for group in groups.trained for name in group.leaves}
+    _refuse_integers(experiment, trained)
     bound = read_schedules(experiment, schedules, groups)
-    layout = make_layout(groups, clips=clip > 0, device=device, schedules=bound)
+    layout = make_layout(groups.trained, clips=clip > 0, device=device, schedules=bound)
     table = make_table(
         layout,
-        groups=groups,
+        groups=groups.trained,
         clip=clip,
         device=device,
         schedules=bound,
@@ -68,12 +69,13 @@ def make_optimizer(
     )
     optimizer = Optimizer(
         owner=type(experiment),
-        leaves=tuple(params),
-        groups=groups,
+        leaves=tuple(name for name in params if name in trained),
+        groups=groups.trained,
+        frozen=groups.frozen,
         layout=layout,
         clips=clip > 0,
         table=table,
-        decay_inputs=decay_inputs,
+        decay_inputs=groups.decay_inputs,
         schedules=bound,
     )
     state = optimizer.init(params, compile_view(experiment, device))
@@ -99,7 +101,8 @@ def _check_update(
 
     def update(params: Flat, state: Any, device: Mapping[str, Any], row: Any) -> Any:
         view = compile_view(experiment, device)
-        return optimizer.update(params, state, params, optimizer.anchors(), row, view)
+        grads, _ = optimizer.divide(params)
+        return optimizer.update(grads, state, params, optimizer.anchors(), row, view)
 
     row = optimizer.table[[0]][0]
     new_params, new_state = jax.eval_shape(update, params, state, device, row)

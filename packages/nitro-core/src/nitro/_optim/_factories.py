@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import jax
@@ -103,6 +105,42 @@ def refuse_accumulation(called: str, state: Any) -> None:
             expected="a transformation that updates the weights at every step",
             fix="leave `MultiSteps` out, and set the run option `accum`",
         )
+
+
+def clips_norm(transformation: Any) -> bool:
+    """Whether there is an `optax.clip_by_global_norm` in a transformation, however deep.
+
+    optax composes closures, so that is where it is looked for.
+    """
+    seen: set[int] = set()
+
+    def is_in(value: Any) -> bool:
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        return _is_norm_clip(value) or any(is_in(part) for part in _parts(value))
+
+    return is_in(transformation)
+
+
+def _is_norm_clip(value: Any) -> bool:
+    name = getattr(value, "__qualname__", "").partition(".")[0]
+    return name == "clip_by_global_norm" and value.__module__.partition(".")[0] == "optax"
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What a function, or a container of functions, is made of."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, tuple | list):
+        yield from value
+    elif isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            # A cell of a name that is bound later may be empty still.
+            with contextlib.suppress(ValueError):
+                yield cell.cell_contents
 
 
 def is_transformation(value: Any) -> bool:

@@ -62,6 +62,19 @@ def hook_number(
     return float(value)
 
 
+def group_rate(experiment: Experiment, group: str) -> float | None:
+    """The rate of a group; None for one that is frozen.
+
+    Raises:
+        HookError: Neither None nor a finite number of at least 0.
+    """
+    declared = experiment.learning_rate
+    # A field stands for every group, and None for them all is refused as the base rate.
+    if callable(declared) and call_hook(experiment, "learning_rate", group) is None:
+        return None
+    return hook_number(experiment, "learning_rate", group)
+
+
 def is_declared(experiment: Experiment, name: str) -> bool:
     """Whether the experiment says something of its own under a hook's name."""
     return name in experiment.fields() or getattr(type(experiment), name) is not getattr(
@@ -81,7 +94,8 @@ def base_rate(experiment: Experiment) -> float:
         raise ConfigError(
             f"`{owner}.learning_rate` is 0 as the base rate: the groups' rates are ratios of it.",
             expected="a base rate above 0",
-            fix="to freeze one group, return 0 for that group alone: `learning_rate(group)`",
+            fix="to freeze one group, return `nitro.FROZEN` for that group alone: "
+            "`learning_rate(group)`",
         )
     return rate
 
@@ -95,6 +109,15 @@ def _is_number(value: Any) -> bool:
 
 def _not_a_number(experiment: Experiment, name: str, group: str | None, value: Any) -> HookError:
     called = f"{type(experiment).__name__}.{name}" + ("" if group is None else f'("{group}")')
+    if name == "learning_rate" and value is None:
+        # None means frozen, and there is a base rate also where each group has its own.
+        return HookError(
+            f"`{called}` is None for the base rate, `learning_rate(None)`, of which the groups' "
+            "rates are ratios.",
+            expected="a finite number above 0 where `group` is None, and `nitro.FROZEN` (None) "
+            "only for the groups to freeze",
+            fix='compare with the group by name: `nitro.FROZEN if group == "body" else 1e-3`',
+        )
     return HookError(
         f"`{called}` is {value!r} ({type(value).__name__}).",
         expected="a finite number of at least 0",

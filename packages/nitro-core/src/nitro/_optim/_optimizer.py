@@ -16,8 +16,8 @@ from nitro._trees import Flat
 from nitro.errors import HookError, NitroError
 
 from ._decay import DecayInputs
-from ._factories import checked_chain, refuse_accumulation
-from ._groups import ParamGroup
+from ._factories import checked_chain, clips_norm, refuse_accumulation
+from ._groups import FrozenGroup, ParamGroup
 from ._hyper import Hyper
 from ._opt_state import owned_state
 from ._schedule_keys import Schedule
@@ -35,8 +35,9 @@ class Optimizer:
 
     Attributes:
         owner: The experiment's class.
-        leaves: The names of all parameters, in the model's order.
-        groups: The parameter groups, the default one first.
+        leaves: The names of the parameters that train, in the model's order.
+        groups: The groups of these, the default one first.
+        frozen: The groups that do not train.
         layout: What lies where in a row.
         clips: Whether the gradient is clipped.
         table: The values of everything that is traced and may change with the step.
@@ -47,6 +48,7 @@ class Optimizer:
     owner: type[Experiment]
     leaves: tuple[str, ...]
     groups: tuple[ParamGroup, ...]
+    frozen: tuple[FrozenGroup, ...]
     layout: RowLayout
     clips: bool
     table: StepTable
@@ -75,6 +77,11 @@ class Optimizer:
             refuse_accumulation(self._called(group), states[group.name])
         return owned_state(states, params)
 
+    def divide(self, params: Flat) -> tuple[Flat, Flat]:
+        """The parameters that train, and those that are frozen."""
+        trained = {name: params[name] for name in self.leaves}
+        return trained, {name: array for name, array in params.items() if name not in trained}
+
     def unused(self, group: ParamGroup, view: Any) -> set[str]:
         """What the chain of a group leaves unread of its rate and decay."""
         if group.factory is not None:
@@ -82,6 +89,11 @@ class Optimizer:
         hyper = self._hyper(group, *self._first_inputs())
         self._transformation(group, hyper, view)
         return {"learning_rate", "weight_decay"} - hyper.reads
+
+    def clips_alone(self, group: ParamGroup, view: Any) -> bool:
+        """Whether the group's own optimizer clips the norm of this group's gradients."""
+        hyper = self._hyper(group, *self._first_inputs())
+        return clips_norm(self._transformation(group, hyper, view))
 
     def anchors(self) -> DecayInputs:
         """What the decay of the weights reads; an input of the step program."""
@@ -105,6 +117,8 @@ class Optimizer:
                 "fields to schedule": ", ".join(n for n in columns if n.startswith("device.")),
             }
         }
+        if self.frozen:
+            code["step"]["frozen"] = _listed({g.name: g.leaves for g in self.frozen})
         for group in self.groups:
             if group.factory is not None:
                 code[f"optimizer of `{group.name}`"] = group.factory
@@ -138,9 +152,9 @@ class Optimizer:
         """One update: the new parameters and optimizer state. Pure; works under jit.
 
         Args:
-            grads: Gradients, shaped as the parameters.
+            grads: Gradients of the parameters that train, shaped as these.
             opt_state: What `init` or the last `update` returned.
-            params: The parameters before the update.
+            params: All parameters before the update.
             anchors: What `anchors` returned.
             row: float32 (columns,): the row of the table for this step.
             view: The compile view of this step.
@@ -179,7 +193,7 @@ class Optimizer:
                 pulls = hyper.pulls(mine)
                 new = {name: new[name] - pulls[name] for name in new}
             new_params |= new
-        return {name: new_params[name] for name in params}, new_state
+        return {name: new_params.get(name, value) for name, value in params.items()}, new_state
 
     def _first_inputs(self) -> tuple[dict[str, float], DecayInputs]:
         """What the first step reads, without JAX: each of its eager operations would compile."""
@@ -207,6 +221,12 @@ class Optimizer:
     def _called(self, group: ParamGroup) -> str:
         hyper = ", hyper" if group.factory is None else ""
         return f'{self.owner.__name__}.optimizer("{group.name}"{hyper})'
+
+
+def frozen_names(optimizer: Any) -> frozenset[str]:
+    """The parameters that training leaves alone; none with optimizers of the user's own."""
+    groups = optimizer.frozen if isinstance(optimizer, Optimizer) else ()
+    return frozenset(name for group in groups for name in group.leaves)
 
 
 def _listed(names: Mapping[str, Iterable[str]]) -> str:

@@ -25,11 +25,19 @@ def describe_optimizer(optimizer: Optimizer | ManualOptimizers, view: Any) -> li
 
 
 def _group_lines(optimizer: Optimizer, view: Any) -> Iterator[str]:
+    joint = [group for group in optimizer.groups if optimizer.clips_alone(group, view)]
     for group in optimizer.groups:
         yield f"group `{group.name}`: {_described(group)}"
         for name in sorted(optimizer.unused(group, view)):
             if name == "learning_rate" or _decays(optimizer, group):
                 yield f"group `{group.name}`: its chain does not use `hyper.{name}`"
+        if group in joint and len(optimizer.groups) > 1:
+            yield (
+                f"group `{group.name}`: its optimizer clips the norm of this group alone; "
+                "`gradient_clip_norm` clips that of all groups together"
+            )
+    for group in optimizer.frozen:
+        yield f"group `{group.name}`: frozen, {group.num_params:,} parameters"
 
 
 def _described(group: ParamGroup) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from nitro._experiment import UNSET, Experiment, Residency, field_names
 from nitro.errors import ConfigError, did_you_mean
 
-from ._groups import ParamGroup
+from ._groups import Groups
 from ._hook_calls import call_hook, is_declared
 
 OPT_FIELDS = ("learning_rate", "weight_decay")
@@ -38,15 +38,13 @@ class Schedule:
     source: str
 
 
-def read_schedules(
-    experiment: Experiment, given: Any, groups: Sequence[ParamGroup]
-) -> dict[str, Schedule]:
+def read_schedules(experiment: Experiment, given: Any, groups: Groups) -> dict[str, Schedule]:
     """The schedules of a run by what they bind to.
 
     Args:
         experiment: The experiment.
         given: `Nitro(schedules=...)`, which replaces the experiment's; or `UNSET`.
-        groups: The parameter groups.
+        groups: The parameter groups, trained and frozen.
 
     Raises:
         ConfigError: A key that binds to nothing, to two things, or to what another key or
@@ -115,10 +113,11 @@ def _check_mapping(value: Any, what: str, expected: str, fix: str = "") -> None:
 class _Keys:
     """The names that a run can schedule."""
 
-    def __init__(self, experiment: Experiment, groups: Sequence[ParamGroup]) -> None:
+    def __init__(self, experiment: Experiment, groups: Groups | None) -> None:
         self._experiment = experiment
         self._owner = type(experiment).__name__
-        self._groups = {group.name: group for group in groups}
+        self._groups = {g.name: g for g in groups.trained} if groups else {}
+        self._frozen = {g.name for g in groups.frozen} if groups else set[str]()
         self._device = field_names(experiment, Residency.DEVICE)
 
     def resolve(self, key: str) -> str:
@@ -165,6 +164,13 @@ class _Keys:
         group, dot, field = name.rpartition(".")
         if field not in OPT_FIELDS:
             raise self._unknown(key, field, OPT_FIELDS)
+        if dot and group in self._frozen:
+            raise ConfigError(
+                f"The schedule `{key}` names the group `{group}`, which is frozen: its "
+                "`learning_rate` is None.",
+                expected="a group that trains: " + ", ".join(f"`{name}`" for name in self._groups),
+                fix=f'drop the schedule, or return a rate for `learning_rate("{group}")`',
+            )
         if dot and group not in self._groups:
             raise ConfigError(
                 f"The schedule `{key}` names the group `{group}`, which there is not.",
@@ -201,7 +207,7 @@ class _ManualKeys(_Keys):
     """The names that a run with a manual `train_step` can schedule."""
 
     def __init__(self, experiment: Experiment, fields: Sequence[str]) -> None:
-        super().__init__(experiment, [])
+        super().__init__(experiment, None)
         self._fields = fields
 
     def resolve(self, key: str) -> str:

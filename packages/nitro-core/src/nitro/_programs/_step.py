@@ -88,7 +88,10 @@ def make_step(
             if isinstance(optimizer, ManualOptimizers):
                 return _manual_step(hooks, optimizer, view, state, micro_batches[0], row)
             assert isinstance(inputs.anchors, DecayInputs)
-            grads, model_state, scalars = _accumulate(hooks, view, state, micro_batches)
+            trained, frozen = optimizer.divide(state.params)
+            grads, model_state, scalars = _accumulate(
+                hooks, view, state._replace(params=trained), frozen, micro_batches
+            )
             params, opt_state = optimizer.update(
                 grads, state.opt_state, state.params, inputs.anchors, row, view
             )
@@ -148,15 +151,18 @@ def _micro_batch(inputs: StepInputs, batches: Any, micro: int) -> Flat:
 
 
 def _accumulate(
-    hooks: TracedHooks, view: Any, state: TrainState, micro_batches: list[Flat]
+    hooks: TracedHooks, view: Any, state: TrainState, frozen: Flat, micro_batches: list[Flat]
 ) -> tuple[Flat, Flat, Scalars]:
-    """The mean gradient and scalars over micro-batches, and the model state after the last."""
+    """The mean gradient and scalars over micro-batches, and the model state after the last.
+
+    The gradient is that of `state.params`; `frozen` holds the model's other parameters.
+    """
     model_state = state.model_state
     grads: Any = None
     per_batch: list[Scalars] = []
     for batch in micro_batches:
         (loss, (model_state, metrics)), micro_grads = _loss_and_grads(
-            hooks, view, state.params, model_state, batch
+            hooks, view, state.params, frozen, model_state, batch
         )
         per_batch.append({"loss": loss.astype(jnp.float32), **metrics})
         grads = micro_grads if grads is None else jax.tree.map(jnp.add, grads, micro_grads)
@@ -167,16 +173,21 @@ def _accumulate(
 
 
 def _loss_and_grads(
-    hooks: TracedHooks, view: Any, params: Flat, model_state: Flat, batch: Mapping[str, Any]
+    hooks: TracedHooks,
+    view: Any,
+    trained: Flat,
+    frozen: Flat,
+    model_state: Flat,
+    batch: Mapping[str, Any],
 ) -> Any:
-    def objective(params: Flat) -> tuple[jax.Array, tuple[Flat, Scalars]]:
-        model = hooks.layout.merge(hooks.layout.train, params, model_state)
+    def objective(trained: Flat) -> tuple[jax.Array, tuple[Flat, Scalars]]:
+        model = hooks.layout.merge(hooks.layout.train, {**frozen, **trained}, model_state)
         outputs = hooks.forward(view, model, batch)
         loss = hooks.loss(view, outputs, batch)
         metrics = hooks.train_metrics(view, outputs, batch)
         return loss, (hooks.layout.model_state_of(model), metrics)
 
-    return jax.value_and_grad(objective, has_aux=True)(params)
+    return jax.value_and_grad(objective, has_aux=True)(trained)
 
 
 _TakeStep = Callable[[TrainState, Any], tuple[TrainState, Scalars]]

@@ -10,6 +10,7 @@ from nitro._experiment import Residency, locate
 from nitro._journal import Report, Section
 from nitro._optim import describe_optimizer
 
+from ._params import count_words
 from ._restore import loggable
 from ._setup import Setup
 
@@ -22,9 +23,11 @@ _LONGEST_VALUE = 60
 def binding_report(session: Session) -> Report:
     """Weights, options with their sources, fields, splits, hooks, optimizer, memory plan."""
     setup = session.setup
-    num_params = sum(p.size for p in session.state.params.values())
+    sizes = {name: array.size for name, array in session.state.params.items()}
+    num_frozen = sum(size for name, size in sizes.items() if name in setup.frozen)
+    count = count_words(sum(sizes.values()) - num_frozen, num_frozen)
     num_bytes = sum(p.nbytes for p in session.state.params.values())
-    weights = f"{setup.source.display}; {num_params:,} parameters, {num_bytes / 2**20:.3g} MiB"
+    weights = f"{setup.source.display}; {count}, {num_bytes / 2**20:.3g} MiB"
     memory = session.memory
     optimizer = setup.optimizer
     return Report.of(

@@ -24,6 +24,7 @@ from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
 from ._interrupts import check_on_interrupt
 from ._loop import end_resumed, plan_memory, record_now, run_training
+from ._params import Params
 from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
 from ._resume import resume_session, start_session
@@ -212,6 +213,16 @@ class Nitro:
         # Copies: the next step overwrites the run's own arrays.
         params, model_state = jax.tree.map(jnp.copy, (state.params, state.model_state))
         return layout.merge(layout.eval, params, model_state)
+
+    @property
+    def params(self) -> Params:
+        """The parameters by dotted name: a mapping of NumPy arrays, copies of what they are now.
+
+        Its `num_trained` and `num_frozen` count the numbers in them, and `frozen` names those
+        that training leaves alone; none on a handle without a split `train`.
+        """
+        self._session.refuse_other_thread()
+        return Params(self._session.state.params, frozen=self._session.setup.frozen)
 
     @property
     def binding(self) -> Report:

@@ -68,6 +68,7 @@ def fixed_meta(session: Session) -> dict[str, Any]:
         "preset": setup.preset,
         "derived": encode_derived(setup.derived),
         "pace": pace(setup),
+        "frozen": sorted(setup.frozen),
         "anchors": anchor_checksums(setup.optimizer),
         "code": setup.programs.step_code().to_json() if setup.optimizer is not None else None,
     }

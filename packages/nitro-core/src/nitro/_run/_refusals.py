@@ -13,7 +13,9 @@ import numpy as np
 from nitro._checkpoint import Record, listed
 from nitro._experiment import Experiment, Residency, field_values
 from nitro._logs import Logger, plain
+from nitro._optim import frozen_names
 from nitro._programs import CodeFingerprint
+from nitro._trees import Flat
 from nitro.errors import CheckpointError, warn
 
 from ._restore import loggable
@@ -59,6 +61,29 @@ def check_logger(record: Record, logger: Logger) -> None:
             f"The record `{record.path}` was logged by {saved['type']}, this handle logs by {now}.",
             expected="the same kind of logger, which goes on where the record was written",
             fix=f"pass a {saved['type']}, or {_weights_only(record)}",
+        )
+
+
+def check_frozen(record: Record, params: Flat, optimizer: Any) -> None:
+    """Refuses a run that trains other parameters than the record's did.
+
+    Raises:
+        CheckpointError: Names each parameter that was frozen or thawed since.
+    """
+    now = frozen_names(optimizer)
+    saved = set(record.meta.get("frozen", ()))
+    lines = [
+        f"`{name}`: trained in the record, frozen now" for name in params if name in now - saved
+    ]
+    lines += [
+        f"`{name}`: frozen in the record, trained now" for name in params if name in saved - now
+    ]
+    if lines:
+        raise CheckpointError(
+            f"The record `{record.path}` was trained with other frozen groups:\n" + listed(lines),
+            expected="the same groups frozen: the optimizer has no state for a frozen one",
+            fix="return `nitro.FROZEN` from `learning_rate` for the same groups; or, to thaw or "
+            f"freeze a part from here on, {_weights_only(record)}",
         )
 
 

@@ -31,7 +31,7 @@ from nitro._experiment import (
     warn_misspelt,
 )
 from nitro._logs import JSONLinesLogger, Logger, NullLogger, checked_logger
-from nitro._optim import ManualOptimizers, Optimizer
+from nitro._optim import ManualOptimizers, Optimizer, frozen_names
 from nitro._programs import (
     RunPrograms,
     TracedHooks,
@@ -107,6 +107,11 @@ class Setup:
     def logs_nothing(self) -> bool:
         """Whether the logger is None."""
         return isinstance(self.logger, NullLogger)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The names of the parameters that training leaves alone."""
+        return frozen_names(self.optimizer)
 
     @property
     def steps_per_epoch(self) -> int:

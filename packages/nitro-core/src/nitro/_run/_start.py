@@ -16,6 +16,7 @@ from nitro._state import ModelLayout, split_model
 from nitro._trees import Flat
 from nitro.errors import ConfigError
 
+from ._refusals import check_frozen
 from ._restore import Source, read_opt_state
 from ._weights import anchor_weights
 
@@ -104,6 +105,8 @@ def start_optimizer(
         optimizer, opt_state = _make_optimizer(
             hooks, given, options=options, started=started, device=device, splits=splits
         )
+    if source.resumed is not None and optimizer is not None:
+        check_frozen(source.resumed, started.params, optimizer)
     if _takes_opt_state(source, given, optimizer) and source.record is not None:
         opt_state = read_opt_state(source.record, opt_state)
     return optimizer, opt_state
