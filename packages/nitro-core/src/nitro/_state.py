@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
+from flax import linen, nnx
 
 from nitro._devices import brought_home
+from nitro._linen import drive_linen, shell_of
+from nitro._modes import kept_in_evaluation, parts_in_evaluation, switch_to_training
 from nitro._trees import Flat, variable_name
 from nitro.errors import HookError
 
@@ -41,6 +43,7 @@ class ModelLayout:
         train_modules: The modules in training mode by dotted path: class and settings.
         eval_modules: The same in evaluation mode.
         rng_names: The names in the model state that hold RNG keys and counters.
+        parts_in_evaluation: The parts that stay in evaluation mode while the rest trains.
     """
 
     train: Any
@@ -50,6 +53,7 @@ class ModelLayout:
     train_modules: Mapping[str, Any]
     eval_modules: Mapping[str, Any]
     rng_names: tuple[str, ...]
+    parts_in_evaluation: tuple[str, ...] = ()
 
     def merge(self, graph: Any, params: Mapping[str, Any], model_state: Mapping[str, Any]) -> Any:
         """The module with these arrays, safe to mutate inside a trace."""
@@ -98,26 +102,32 @@ class _Structure:
         return dict(zip(self.names, leaves, strict=True))
 
 
-def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
+def split_model(
+    model: Any, *, hook: str, sample: Callable[[], str] = lambda: "x"
+) -> tuple[ModelLayout, Flat, Flat]:
     """Splits what `build_model` returned into layout, weights and model state.
 
-    All of its arrays come to the device that Nitro works on.
+    All of its arrays come to the device that Nitro works on. What is in evaluation mode
+    against its own default stays so in training mode, too.
+
+    Args:
+        model: What the hook returned.
+        hook: Its name, for messages.
+        sample: Makes an expression for what `forward` takes, for messages.
 
     Raises:
         HookError: Not an `nnx.Module`, or two variables with one dotted name.
     """
     if not isinstance(model, nnx.Module):
-        raise HookError(
-            f"`{hook}` returned {type(model).__name__}.",
-            expected="an `nnx.Module`",
-            fix="wrap a linen module as `nnx.bridge.ToNNX(module, rngs=rngs)`",
-        )
+        raise _no_module(model, hook, sample)
+    drive_linen(model)
+    kept = kept_in_evaluation(model)
     # A pre-trained part may come from another device, or spread over a mesh.
     nnx.update(model, brought_home(nnx.state(model)))
     model.eval()
     eval_graph, _, _ = nnx.split(model, nnx.Param, ...)
     eval_modules = _described_modules(model)
-    model.train()
+    switch_to_training(model, kept=kept)
     train_graph, params, rest = nnx.split(model, nnx.Param, ...)
     params_structure, flat_params = _named(params, hook)
     rest_structure, flat_rest = _named(rest, hook)
@@ -130,8 +140,23 @@ def split_model(model: Any, *, hook: str) -> tuple[ModelLayout, Flat, Flat]:
         train_modules=_described_modules(model),
         eval_modules=eval_modules,
         rng_names=tuple(".".join(map(str, path)) for path, _ in rngs),
+        parts_in_evaluation=parts_in_evaluation(model, kept),
     )
     return layout, flat_params, flat_rest
+
+
+def _no_module(model: Any, hook: str, sample: Callable[[], str]) -> HookError:
+    if isinstance(model, linen.Module):
+        return HookError(
+            f"`{hook}` returned {type(model).__name__}, a Linen module.",
+            expected="an `nnx.Module`, which holds its variables",
+            fix=f"write `return {shell_of(model, sample())}`",
+        )
+    return HookError(
+        f"`{hook}` returned {type(model).__name__}.",
+        expected="an `nnx.Module`",
+        fix="return the module itself, such as `nnx.Linear(4, 1, rngs=rngs)`",
+    )
 
 
 def _described_modules(model: nnx.Module) -> dict[str, dict[str, Any]]:

@@ -48,7 +48,7 @@ from ._position import check_position
 from ._refusals import check_anchors, check_code, check_config, check_logger
 from ._restore import Source, check_resumed_seed, find_source
 from ._retention import checked_checkpointer, checked_restore_best
-from ._splits import build_splits, first_batches, warn_near_misses
+from ._splits import build_splits, first_batches, sample_text, warn_near_misses
 from ._start import start_model, start_optimizer
 from ._stopping import Stopper, check_stopper
 
@@ -148,7 +148,13 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
     if source.record is not None:
         check_config(source.record, experiment)
     device = place_device_fields(experiment)
-    started = start_model(experiment, given, options=options, source=source)
+    started = start_model(
+        experiment,
+        given,
+        options=options,
+        source=source,
+        sample=lambda: sample_text(routes["forward"], splits),
+    )
     hooks = TracedHooks(
         experiment=experiment,
         layout=started.layout,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nitro._data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
 from nitro._experiment import Route, RunOptions
 from nitro._programs import TracedHooks
+from nitro._trees import jax_dtype
 from nitro.errors import DataError, warn
 
 
@@ -65,6 +68,19 @@ def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Ba
             hooks.routes["metrics"].names(batch)
         first[split] = batch
     return first
+
+
+def sample_text(route: Route, splits: Mapping[str, Any]) -> str:
+    """An expression for one sample of each field that `forward` takes: for a message to paste."""
+    for split, source in splits.items():
+        batch = first_batch(split, source)
+        fields = [batch[name] for name in route.required if name in batch]
+        if fields:
+            return ", ".join(
+                f"jnp.zeros({(1, *np.shape(field)[1:])}, jnp.{jax_dtype(np.asarray(field).dtype)})"
+                for field in fields
+            )
+    return "x"
 
 
 def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,21 @@ class Started:
 
 
 def start_model(
-    experiment: Any, given: Mapping[str, Any], *, options: RunOptions, source: Source
+    experiment: Any,
+    given: Mapping[str, Any],
+    *,
+    options: RunOptions,
+    source: Source,
+    sample: Callable[[], str],
 ) -> Started:
     """The model as `build_model` makes it, with the weights that its source gives.
+
+    Args:
+        experiment: The experiment, with its derived values.
+        given: The keywords of the handle.
+        options: The plain options.
+        source: Where the weights come from.
+        sample: Makes an expression for what `forward` takes, for messages.
 
     Raises:
         HookError: `build_model` returned no `nnx.Module`, or names that clash.
@@ -61,7 +73,7 @@ def start_model(
     """
     model = experiment.build_model(nnx.Rngs(options.seed))
     hook = f"{type(experiment).__name__}.build_model"
-    layout, built, model_state = split_model(model, hook=hook)
+    layout, built, model_state = split_model(model, hook=hook, sample=sample)
     params, model_state = source.load(built, model_state)
     initial = _read_initial(source, given["w0"], built=built, started=params)
     return Started(
