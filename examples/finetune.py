@@ -2,8 +2,9 @@
 
     uv run examples/finetune.py
 
-A base model learns the digits 0 to 4; a second one starts from it, gets thirty samples of
-each of the digits 5 to 9, and decays toward the base model's weights instead of zero.
+A base model learns the digits 0 to 4; a second one takes its weights but for the head, gets
+thirty samples of each of the digits 5 to 9, and decays toward the base model's weights instead
+of zero. It is served, exported and resumed without the base model.
 """
 
 import numpy as np
@@ -59,20 +60,12 @@ class Base(nitro.Experiment):
 class FineTuned(Base):
     """Learns the digits 5 to 9 from thirty samples each."""
 
-    base: str
-    """The run whose weights it starts from."""
     pull: float = 0.1
     """How strongly weights are pulled back to where they started."""
     max_epochs: int = 40
 
     def build_data(self):
         return self.loaders(digits(5, 10, per_class=30))
-
-    def build_model(self, rngs: nnx.Rngs):
-        # Loaded here, so that the anchor `"init"` is the base model.
-        model = nitro.Nitro(Base(), checkpoint=self.base, data={}).model
-        model.layers[2] = nnx.Linear(64, 5, rngs=rngs)
-        return model
 
     def param_group(self, path):
         return "head" if path.startswith("layers.2.") else "default"
@@ -91,7 +84,10 @@ def main() -> None:
     best = nitro.TopK(metric="acc", mode="max")
     base = nitro.Nitro(Base(), checkpointer=best).train()
     print(f"base, digits 0 to 4: {base.validate()['acc']:.3f}")
-    tuned = nitro.Nitro(FineTuned(base=f"{base.run_dir}@best"), checkpointer=best).train()
+    # Given here rather than read in `build_model`, which runs for each handle on the fine-tuned
+    # model, too; `w0` makes them what the decay anchor `"init"` means.
+    weights = nitro.Weights(f"{base.run_dir}@best", skip=("layers.2.*",))
+    tuned = nitro.Nitro(FineTuned(), weights=weights, w0="weights", checkpointer=best).train()
     print(f"fine-tuned, digits 5 to 9 from 150 samples: {tuned.validate()['acc']:.3f}")
 
 

@@ -29,6 +29,7 @@ PUBLIC = {
     "Reporter",
     "TensorBoardLogger",
     "TopK",
+    "Weights",
     "__version__",
     "cache_clear",
     "cache_stats",

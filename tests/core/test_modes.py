@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import flax.linen as nn
@@ -290,3 +291,41 @@ def test_line_of_the_message_for_a_linen_module_works(plane: Any, make_run: Any)
             return eval(line, {"nnx": nnx, "jnp": jnp, "Wide": Wide, "rngs": rngs})
 
     assert make_run(Pasted()).train().step == 4
+
+
+# Noise in evaluation mode ---------------------------------------------------------------------
+
+
+class AlwaysNoise(nnx.Module):
+    """Draws in every mode: it has no attribute that Nitro could switch."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.rngs = rngs.fork()
+
+    def __call__(self, x):
+        return x + self.rngs.default.normal(x.shape)
+
+
+def test_layer_that_draws_in_evaluation_mode_is_told_at_setup_with_its_line(
+    plane: Any, make_run: Any
+) -> None:
+    class Noisy(plane):
+        def build_model(self, rngs):
+            return nnx.Sequential(AlwaysNoise(rngs), nnx.Linear(4, 1, rngs=rngs))
+
+    with pytest.warns(nitro.errors.NitroWarning) as told:
+        run = make_run(Noisy())
+
+    (message,) = [str(w.message) for w in told if "evaluation mode" in str(w.message)]
+    line = inspect.getsourcelines(AlwaysNoise.__call__)[1] + 1
+    assert "`Noisy.forward` draws random numbers in evaluation mode" in message
+    assert f"test_modes.py:{line} in AlwaysNoise.__call__" in message
+    assert "`deterministic = False`" in message
+    x = np.ones((2, 4), np.float32)
+    plain = nnx.merge(*nnx.split(run.model.layers[1]))
+    assert np.abs(run.predict({"x": x}) - plain(x)[:, 0]).max() > 0.01
+
+
+def test_layers_that_follow_the_mode_are_not_told(images: Any, make_run: Any) -> None:
+    # A warning is an error in these tests. The model has Dropout, so it is traced.
+    assert make_run(images()).step == 0

@@ -64,10 +64,12 @@ def test_fine_tuning_stays_nearer_to_its_start_the_stronger_the_pull(example, tm
     base = train(finetune.Base(max_epochs=4), tmp_path / "base", checkpointer=policy)
 
     def distance(pull: float) -> float:
-        experiment = finetune.FineTuned(base=f"{base.run_dir}@best", pull=pull, max_epochs=10)
-        start = nitro.Nitro(experiment, data={}).model.layers[0].kernel[...]
-        run = train(experiment, tmp_path / f"pull{pull}", checkpointer=None)
-        return float(np.linalg.norm(run.model.layers[0].kernel[...] - start))
+        experiment = finetune.FineTuned(pull=pull, max_epochs=10)
+        weights = nitro.Weights(f"{base.run_dir}@best", skip=("layers.2.*",))
+        options = {"weights": weights, "w0": "weights", "checkpointer": None}
+        run = nitro.Nitro(experiment, run_dir=tmp_path / f"pull{pull}", **options)
+        start = run.params["layers.0.kernel"]
+        return float(np.linalg.norm(run.train().params["layers.0.kernel"] - start))
 
     free, held = distance(0.0), distance(50.0)
 

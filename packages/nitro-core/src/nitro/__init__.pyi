@@ -28,6 +28,7 @@ from ._run import EarlyStop as EarlyStop
 from ._run import Nitro as Nitro
 from ._run import Phase as Phase
 from ._run import PhaseEvent as PhaseEvent
+from ._run import Weights as Weights
 from ._run import on_phase as on_phase
 from ._version import __version__ as __version__
 from .export import ExportSpec as ExportSpec

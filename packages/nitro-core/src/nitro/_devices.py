@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from nitro.errors import ConfigError
 
@@ -87,12 +88,15 @@ def brought_home(tree: Any) -> Any:
     That is JAX's default device. Arrays that are there already are not copied, and leaves
     that are no JAX arrays stay as they are.
     """
-    home = jax.device_put(np.zeros(())).sharding
+    with jax.ensure_compile_time_eval():
+        home = jax.device_put(np.zeros(())).sharding
     return jax.tree.map(lambda leaf: _moved(leaf, home), tree)
 
 
 def _moved(leaf: Any, home: Any) -> Any:
-    is_away = isinstance(leaf, jax.Array) and leaf.sharding != home
+    # What is traced has no place yet.
+    is_array = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+    is_away = is_array and leaf.sharding != home
     return jax.device_put(leaf, home) if is_away else leaf
 
 

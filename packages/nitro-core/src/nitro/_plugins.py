@@ -8,6 +8,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import MappingProxyType
 
 import pluggy
@@ -111,6 +112,20 @@ def get_backend(name: str) -> ExportBackend:
     if name not in discovery.backends:
         raise _unavailable(name, discovery)
     return _load_backend(discovery.backends[name])
+
+
+def backend_of(path: Path) -> ExportBackend | None:
+    """The backend that recognises a path as one of its artifacts; None if there is none.
+
+    Raises:
+        BackendError: The library of that backend cannot be loaded.
+    """
+    if not path.is_dir():
+        return None
+    for name, found in discover().backends.items():
+        if found.info.recognises is not None and found.info.recognises(path):
+            return get_backend(name)
+    return None
 
 
 def install_hint(extra: str) -> str:

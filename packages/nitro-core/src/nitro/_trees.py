@@ -53,6 +53,18 @@ def is_rng_key(array: Any) -> bool:
     return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
+def rng_key_impl(keys: Any) -> str:
+    """The generator of random keys, or of their shape and dtype, by its name."""
+    found: list[Any] = []
+
+    def look(traced: Any) -> Any:
+        found.append(jax.random.key_impl(traced))
+        return traced
+
+    jax.eval_shape(look, keys)
+    return str(found[0])
+
+
 def describe_array(value: Any) -> str:
     """`float32(64, 128)`, for messages."""
     return f"{value.dtype}{tuple(value.shape)}"

@@ -28,11 +28,14 @@ class BackendInfo:
         name: What the user writes in `export_model(run, name, ...)`.
         summary: One line for `nitro backends`.
         load: Called on first use; imports what the backend needs and returns it.
+        recognises: Whether a path holds one of the backend's artifacts, judged by the names of
+            its files alone; None if the backend's artifacts hand out no weights.
     """
 
     name: str
     summary: str
     load: Callable[[], ExportBackend]
+    recognises: Callable[[Path], bool] | None = None
 
 
 class LoadedArtifact(Protocol):
@@ -111,6 +114,16 @@ class SelfVerifying(Protocol):
         Nitro calls it in the process that verifies. It must raise `BundleError` for a
         difference.
         """
+        ...
+
+
+@runtime_checkable
+class WeightHolder(Protocol):
+    """What a loaded artifact may do besides: hand out its weights, for `Nitro(weights=...)`."""
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """The weights by dotted name, as `ExportProgram.weights` had them."""
         ...
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from nitro._state import TrainState
-from nitro._trees import Flat, describe_array, is_rng_key, named_leaves
+from nitro._trees import Flat, describe_array, is_rng_key, named_leaves, rng_key_impl
 
 
 def flat_items(state: TrainState) -> dict[str, Flat]:
@@ -23,8 +23,13 @@ def flat_items(state: TrainState) -> dict[str, Flat]:
 
 
 def savable(flat: Mapping[str, Any]) -> Flat:
-    """The same arrays, RNG keys as their data."""
-    return {n: jax.random.key_data(v) if is_rng_key(v) else v for n, v in flat.items()}
+    """The same arrays, or shapes and dtypes; RNG keys as their data."""
+    return {n: _key_data(v) if is_rng_key(v) else v for n, v in flat.items()}
+
+
+def _key_data(keys: Any) -> Any:
+    is_array = isinstance(keys, jax.Array)
+    return jax.random.key_data(keys) if is_array else jax.eval_shape(jax.random.key_data, keys)
 
 
 def host_copy(items: Mapping[str, Mapping[str, Any]]) -> dict[str, Flat]:
@@ -53,7 +58,7 @@ def placed(value: np.ndarray, like: Any) -> Any:
     if not is_rng_key(like):
         return jax.device_put(value.astype(like.dtype, copy=False), _sharding(like))
     data = jax.device_put(value, _sharding(like))
-    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
+    return jax.random.wrap_key_data(data, impl=rng_key_impl(like))
 
 
 def restore_args(item: str, names: Iterable[str]) -> Any:

@@ -70,6 +70,19 @@ class Record:
         arrays |= {n: np.zeros(a.shape, a.dtype) for n, a in template.items() if not a.size}
         return {name: placed(arrays[name], template[name]) for name in template}
 
+    def read_all(self, item: str) -> Flat:
+        """One item as it is: NumPy arrays, random keys as their data.
+
+        Raises:
+            CheckpointError: Its files are damaged.
+        """
+        words = self.meta["leaves"].get(item, {})
+        # Orbax stores no array without elements.
+        empty = [name for name, text in words.items() if 0 in _shape_in(text)]
+        arrays = self._arrays(item, {n: text for n, text in words.items() if n not in empty})
+        arrays |= {n: np.zeros(_shape_in(words[n]), words[n].partition("(")[0]) for n in empty}
+        return {name: arrays[name] for name in words}
+
     def _arrays(self, item: str, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if not wanted:
             return {}
@@ -197,6 +210,13 @@ def listed(lines: list[str]) -> str:
     more = len(lines) - _MAX_LINES
     shown = lines[:_MAX_LINES] + ([f"and {more} more"] if more > 0 else [])
     return "\n".join(f"    {line}" for line in shown)
+
+
+def _shape_in(leaf: str) -> tuple[int, ...]:
+    """The shape in the words for an array, such as `float32(4, 1)`."""
+    return tuple(
+        int(size) for size in leaf.partition("(")[2].strip("),").split(",") if size.strip()
+    )
 
 
 def _float_shape(leaf: str) -> str | None:

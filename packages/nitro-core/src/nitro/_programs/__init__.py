@@ -1,6 +1,7 @@
 """Programs: fingerprints, keys, the store, and the pure functions that it compiles."""
 
 from ._code_record import CodeFingerprint
+from ._draws import find_draws, where_drawn
 from ._explain import explain_compiles
 from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
@@ -40,6 +41,7 @@ __all__ = [
     "cache_stats",
     "checked_compile_options",
     "explain_compiles",
+    "find_draws",
     "has_convolutions",
     "in_units",
     "jaxprs",
@@ -50,5 +52,6 @@ __all__ = [
     "trace_closure",
     "tree_bytes",
     "user_lines",
+    "where_drawn",
     "why_not_by_content",
 ]

@@ -7,6 +7,7 @@ from ._phases import Phase, PhaseEvent, on_phase
 from ._recipes import build_from_record, class_of_record, load_experiment
 from ._session import Session
 from ._stopping import EarlyStop
+from ._weights import Weights
 
 __all__ = [
     "EarlyStop",
@@ -14,6 +15,7 @@ __all__ = [
     "Phase",
     "PhaseEvent",
     "Session",
+    "Weights",
     "build_from_record",
     "class_of_record",
     "load_experiment",

@@ -34,7 +34,7 @@ def binding_report(session: Session) -> Report:
         f"{setup.owner} ({locate(type(setup.experiment))})"
         + (f", preset `{setup.preset}`" if setup.preset else ""),
         [
-            Section(title="weights", lines=(weights, *_parts_in_evaluation(setup))),
+            Section(title="weights", lines=(weights, *_fit(setup), *_parts_in_evaluation(setup))),
             Section(title="options", lines=tuple(_options(setup))),
             Section(title="fields", lines=tuple(_fields(session))),
             Section(title="data", lines=tuple(_splits(setup))),
@@ -61,6 +61,10 @@ def summary_report(session: Session, state: str) -> Report:
     binding = binding_report(session)
     _, *sections = binding.sections
     return Report.of(state, [Section(title="state", lines=tuple(_state(session))), *sections])
+
+
+def _fit(setup: Setup) -> list[str]:
+    return [] if setup.fit is None else setup.fit.lines()
 
 
 def _parts_in_evaluation(setup: Setup) -> Iterator[str]:

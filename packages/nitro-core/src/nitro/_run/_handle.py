@@ -81,8 +81,9 @@ class Nitro:
         checkpoint: A record to take weights from: a run's directory, with or without
             `#<run id>` and `@best` or `@latest` behind it, or a record's directory. Without
             either it is the best record.
-        weights: Weights to start from: another handle, a module, or a mapping of arrays by
-            dotted name or nested; or what `checkpoint` takes. Copied, in the model's dtypes.
+        weights: Weights to start from: another handle, a module, a mapping of arrays by
+            dotted name or nested, or a bundle; a bundle's path, or what `checkpoint` takes; or
+            a `nitro.Weights`, where they fit in part only. Copied, in the model's dtypes.
         restore_optimizer: Whether the record of `checkpoint` gives its optimizer state, too.
         restore_best: Whether `train` ends with the weights of this run's best record.
         w0: What decay toward `"init"` means: the weights as `"build_model"` makes them, the

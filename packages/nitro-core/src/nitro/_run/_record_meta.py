@@ -68,10 +68,18 @@ def fixed_meta(session: Session) -> dict[str, Any]:
         "preset": setup.preset,
         "derived": encode_derived(setup.derived),
         "pace": pace(setup),
+        "weights": _fit(setup),
         "frozen": sorted(setup.frozen),
         "anchors": anchor_checksums(setup.optimizer),
         "code": setup.programs.step_code().to_json() if setup.optimizer is not None else None,
     }
+
+
+def _fit(setup: Setup) -> Any:
+    """How the weights that the run started from fit, kept over each resume."""
+    if setup.source.resumed is not None:
+        return setup.source.resumed.meta.get("weights")
+    return None if setup.fit is None else setup.fit.to_json()
 
 
 def pace(setup: Setup) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from nitro._checkpoint import Record, RecordEntry, newest, open_record, read_ind
 from nitro._journal import RUN_FILE_NAME, read_run_file
 from nitro._logs import plain
 from nitro._trees import Flat, describe_array, named_leaves
-from nitro.errors import ConfigError, warn
+from nitro.errors import CheckpointError, ConfigError, warn
 
-from ._weights import Weights, read_weights
+from ._outline import is_outlining
+from ._weights import Fit, GivenWeights, is_artifact, read_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Source:
 
     record: Record | None = None
     is_resume: bool = False
-    weights: Weights | None = None
+    weights: GivenWeights | None = None
     run: str | None = None
     parent: str | None = None
     starts_over: bool = False
@@ -53,29 +54,39 @@ class Source:
         return f"{where}, epoch {self.record.entry.epoch}, step {self.record.entry.step}{branch}"
 
     @property
+    def replaces_weights(self) -> bool:
+        """Whether what `build_model` makes is replaced, at least in part."""
+        return self.record is not None or self.weights is not None
+
+    @property
     def resumed(self) -> Record | None:
         """The record, if the handle goes on from it exactly."""
         return self.record if self.is_resume else None
 
-    def load(self, params: Flat, model_state: Flat) -> tuple[Flat, Flat]:
-        """The weights and the model state to start from.
+    def load(
+        self, params: Flat, model_state: Flat, *, rng_names: Collection[str]
+    ) -> tuple[Flat, Flat, Fit | None]:
+        """The weights and the model state to start from, and how handed-over ones fit.
 
         Args:
-            params: The weights as `build_model` made them.
+            params: The weights as `build_model` made them, or their shapes and dtypes; what is
+                not replaced comes back as it is.
             model_state: The model's other variables, likewise.
+            rng_names: Which of these are random keys and counters.
 
         Raises:
             CheckpointError: A record that does not fit, or is damaged.
             ConfigError: Handed-over weights that do not fit.
         """
         if self.weights is not None:
-            return self.weights.fitted(params, model_state)
-        if self.record is None:
-            return params, model_state
+            return self.weights.fitted(params, model_state, rng_names=rng_names)
+        if self.record is None or is_outlining():
+            return params, model_state, None
         converts = not self.is_resume
         return (
             self.record.read("params", params, converts=converts),
             self.record.read("model_state", model_state, converts=converts),
+            None,
         )
 
 
@@ -88,15 +99,26 @@ def find_source(*, given: Mapping[str, Any], run_dir: Path) -> Source:
     """
     resume, checkpoint, weights = given["resume"], given["checkpoint"], given["weights"]
     _check_one_source(resume, checkpoint, weights)
-    if isinstance(weights, str | Path):
+    if isinstance(weights, str | Path) and not is_artifact(weights):
         checkpoint, weights = weights, None
     if checkpoint is not None:
-        return Source(record=open_record(checkpoint, run_dir=run_dir))
+        return _named(checkpoint, run_dir)
     if weights is not None:
-        return Source(weights=read_weights(weights))
+        return Source(weights=read_weights(weights, run_dir=run_dir))
     if resume in (False, None):
         return Source()
     return _resumed(resume, run_dir)
+
+
+def _named(checkpoint: Any, run_dir: Path) -> Source:
+    try:
+        return Source(record=open_record(checkpoint, run_dir=run_dir))
+    except CheckpointError:
+        # Inside the `build_model` of a handle whose weights come from somewhere else: these here
+        # are not needed, and may be gone.
+        if is_outlining():
+            return Source()
+        raise
 
 
 def _check_one_source(resume: Any, checkpoint: Any, weights: Any) -> None:

@@ -44,6 +44,7 @@ from nitro._trees import Flat, jax_dtype, too_wide
 from nitro.errors import ConfigError
 
 from ._derive import derive
+from ._noise import warn_of_noise
 from ._position import check_position
 from ._refusals import check_anchors, check_code, check_config, check_logger
 from ._restore import Source, check_resumed_seed, find_source
@@ -51,6 +52,7 @@ from ._retention import checked_checkpointer, checked_restore_best
 from ._splits import build_splits, first_batches, sample_text, warn_near_misses
 from ._start import start_model, start_optimizer
 from ._stopping import Stopper, check_stopper
+from ._weights import Fit
 
 
 @dataclass(kw_only=True)
@@ -71,6 +73,7 @@ class Setup:
         logger: Where metrics go.
         first: The first batch of each split that setup looked at.
         source: Where the weights came from.
+        fit: How handed-over weights fit, or None.
         moves_in_epoch: Whether the training source can go on in the middle of an epoch.
         w0: What a decay toward "init" means, by parameter; empty for `build_model`'s weights.
         restores_best: Whether a run ends with the weights of its best record.
@@ -94,6 +97,7 @@ class Setup:
     logger: Logger
     first: dict[str, Batch]
     source: Source
+    fit: Fit | None = None
     moves_in_epoch: bool = True
     w0: Flat = field(default_factory=dict[str, Any])
     restores_best: bool = False
@@ -154,6 +158,7 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         options=options,
         source=source,
         sample=lambda: sample_text(routes["forward"], splits),
+        needs_module="train" in splits and "train_step" in routes,
     )
     hooks = TracedHooks(
         experiment=experiment,
@@ -162,6 +167,13 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         has_device_metrics=_residency(experiment, "metrics") == "device" and "metrics" in routes,
     )
     first = first_batches(hooks, splits)
+    warn_of_noise(
+        hooks,
+        params=started.params,
+        model_state=started.model_state,
+        device=device,
+        first=first,
+    )
     checkpointer = checked_checkpointer(
         experiment, given["checkpointer"], options=options, splits=splits
     )
@@ -205,6 +217,7 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         logger=logger,
         first=first,
         source=source,
+        fit=started.fit,
         moves_in_epoch=moves_in_epoch,
         notes=notes,
         w0=started.anchored(optimizer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,10 @@ from nitro._state import ModelLayout, split_model
 from nitro._trees import Flat
 from nitro.errors import ConfigError
 
+from ._outline import build_or_outline
 from ._refusals import check_frozen
 from ._restore import Source, read_opt_state
-from ._weights import anchor_weights
+from ._weights import Fit, anchor_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +28,22 @@ class Started:
     """A model, and the weights that training starts from.
 
     Attributes:
-        model: The module as `build_model` made it.
+        model: The module as `build_model` made it; None where only its shapes were needed.
         layout: What it is besides its arrays.
         params: The weights to start from.
         model_state: Its other variables.
         initial: What decay toward "init" means.
         is_own: Whether that is what `build_model` made, which can be made again.
+        fit: How handed-over weights fit, or None.
     """
 
-    model: nnx.Module
+    model: nnx.Module | None
     layout: ModelLayout
     params: Flat
     model_state: Flat
     initial: Flat
     is_own: bool
+    fit: Fit | None = None
 
     def anchored(self, optimizer: Any) -> Flat:
         """Copies of `initial` where a record must keep it: training overwrites its weights."""
@@ -56,6 +60,7 @@ def start_model(
     options: RunOptions,
     source: Source,
     sample: Callable[[], str],
+    needs_module: bool,
 ) -> Started:
     """The model as `build_model` makes it, with the weights that its source gives.
 
@@ -65,31 +70,41 @@ def start_model(
         options: The plain options.
         source: Where the weights come from.
         sample: Makes an expression for what `forward` takes, for messages.
+        needs_module: Whether the module itself is needed, for optimizers of the user's own.
 
     Raises:
         HookError: `build_model` returned no `nnx.Module`, or names that clash.
         CheckpointError: A record that does not fit.
         ConfigError: Weights or a `w0` that do not fit.
     """
-    model = experiment.build_model(nnx.Rngs(options.seed))
-    hook = f"{type(experiment).__name__}.build_model"
-    layout, built, model_state = split_model(model, hook=hook, sample=sample)
-    params, model_state = source.load(built, model_state)
-    initial = _read_initial(source, given["w0"], built=built, started=params)
+    built = build_or_outline(
+        lambda: experiment.build_model(nnx.Rngs(options.seed)),
+        split=functools.partial(
+            split_model, hook=f"{type(experiment).__name__}.build_model", sample=sample
+        ),
+        is_replaced=source.replaces_weights and not needs_module,
+    )
+    params, model_state, fit = source.load(
+        built.params, built.model_state, rng_names=built.layout.rng_names
+    )
+    params, model_state = built.filled(params, model_state)
+    own = built.own_params()
+    initial = _read_initial(source, given["w0"], built=own, started=params)
     return Started(
-        model=model,
-        layout=layout,
+        model=built.model,
+        layout=built.layout,
         params=params,
         model_state=model_state,
         initial=initial,
-        is_own=initial is built,
+        is_own=initial is own,
+        fit=fit,
     )
 
 
 def _read_initial(source: Source, w0: Any, *, built: Flat, started: Flat) -> Flat:
     """What a decay toward "init" means; a record holds it where it cannot be built again."""
     if source.resumed is not None and source.resumed.holds("w0"):
-        return source.resumed.read("w0", built)
+        return source.resumed.read("w0", started)
     has_source = source.record is not None or source.weights is not None
     return anchor_weights(w0, built=built, started=started, has_source=has_source)
 

@@ -12,7 +12,7 @@ import jax.export
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from nitro._programs import bodies, jaxprs, user_lines
+from nitro._programs import bodies, jaxprs, user_lines, where_drawn
 from nitro._trees import Flat
 from nitro.errors import ExportError
 
@@ -208,8 +208,7 @@ def refuse_draws(
         kept = set(export(rngs, *arguments).module_kept_var_idx)
     drawn = [name for i, name in enumerate(sorted(rngs)) if i in kept]
     if drawn:
-        states = dict(zip(sorted(rngs), jaxpr.jaxpr.invars, strict=False))
-        where = _first_draw(jaxpr.jaxpr, {states[name] for name in drawn})
+        where = where_drawn(jaxpr.jaxpr, sorted(rngs), drawn)
         raise ExportError(
             f"`{forward.owner}.forward` draws random numbers in evaluation mode: "
             f"it reads {', '.join(f'`{name}`' for name in drawn)}{where}.",
@@ -262,23 +261,3 @@ def _culprits(jaxpr: Any) -> Iterator[_Culprit]:
 
 def _listed(culprits: Sequence[_Culprit]) -> str:
     return ", ".join(dict.fromkeys(map(str, culprits)))
-
-
-def _first_draw(jaxpr: Any, states: set[Any]) -> str:
-    """The user's line of the last equation that RNG state reaches directly or by a key."""
-    reached, found = set(states), ""
-    for equation in jaxpr.eqns:
-        if not set(filter(_is_variable, equation.invars)) & reached:
-            continue
-        if not all(_is_random(v) for v in equation.outvars):
-            line = next(user_lines(equation), None)
-            return f" ({line})" if line is not None else found
-        reached |= set(equation.outvars)
-    return found
-
-
-def _is_random(variable: Any) -> bool:
-    """Whether a variable is a key, or the integers that keys and counters are made of."""
-    dtype = variable.aval.dtype
-    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return is_key or (jnp.issubdtype(dtype, jnp.integer) and variable.aval.size <= 4)
