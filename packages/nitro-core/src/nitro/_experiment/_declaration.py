@@ -34,8 +34,10 @@ class Experiment:
     - `forward(self, model, *, x)` returns an array or a (nested) dict of arrays, batch
       axis first. Keyword-only names are the batch fields that it wants: inputs only. The
       model comes in training mode in a step, in evaluation mode for all else.
-    - `loss(self, outputs, *, y)` returns a scalar float; `outputs` is what `forward`
-      returned, and the keyword-only names are batch fields.
+    - `loss(self, outputs, *, y)` returns a scalar float, the mean over the batch, or
+      `(sum, count)` with a denominator of its own: sums and counts are then added up over
+      the micro-batches of a step, and over a split. `outputs` is what `forward` returned,
+      and the keyword-only names are batch fields.
 
     Optional hooks:
 

@@ -6,6 +6,7 @@ from ._explain import explain_compiles
 from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
 from ._jaxpr import bodies, jaxprs, matmul_flops
+from ._loss import LossTerm
 from ._memory import (
     CONVOLUTION_SCRATCH,
     Held,
@@ -19,7 +20,7 @@ from ._pure import run_pure
 from ._run_programs import RunPrograms
 from ._sizes import in_units, tree_bytes
 from ._source_lines import raised_at, user_lines
-from ._step import Chunk, StepInputs, StepPlan
+from ._step import Chunk, StepChecks, StepInputs, StepPlan
 from ._store import Program, cache_clear, cache_stats
 from ._tracing import TraceScope
 
@@ -28,10 +29,12 @@ __all__ = [
     "Chunk",
     "CodeFingerprint",
     "Held",
+    "LossTerm",
     "MemoryPart",
     "MemoryPlan",
     "Program",
     "RunPrograms",
+    "StepChecks",
     "StepInputs",
     "StepPlan",
     "TraceScope",

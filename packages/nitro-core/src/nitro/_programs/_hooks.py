@@ -16,6 +16,8 @@ from nitro._state import ModelLayout
 from nitro._trees import Flat, describe_array
 from nitro.errors import HookError
 
+from ._loss import LossTerm, read_loss
+
 
 @dataclass(frozen=True, kw_only=True)
 class TracedHooks:
@@ -47,25 +49,14 @@ class TracedHooks:
         _check_outputs(self.routes["forward"].hook, outputs)
         return outputs
 
-    def loss(self, view: Any, outputs: Any, batch: Mapping[str, Any]) -> jax.Array:
-        """`loss` on outputs and a batch, checked to be a scalar float.
+    def loss(self, view: Any, outputs: Any, batch: Mapping[str, Any]) -> LossTerm:
+        """`loss` on outputs and a batch, checked to be a scalar float or (sum, count).
 
         Raises:
             HookError: Another shape or dtype; names both.
         """
-        hook = self.routes["loss"].hook
-        loss = view.loss(outputs, **self.routes["loss"].pick(batch))
-        if not hasattr(loss, "dtype") or not hasattr(loss, "shape"):
-            raise HookError(
-                f"`{hook}` returned {type(loss).__name__}.", expected="a scalar float array"
-            )
-        if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise HookError(
-                f"`{hook}` returned {loss.dtype}{tuple(loss.shape)}.",
-                expected="a scalar float, shape ()",
-                fix="reduce it, for example with `.mean()`",
-            )
-        return loss
+        route = self.routes["loss"]
+        return read_loss(view.loss(outputs, **route.pick(batch)), hook=route.hook)
 
     def metrics(
         self, view: Any, outputs: Any, batch: Mapping[str, Any], rows: int

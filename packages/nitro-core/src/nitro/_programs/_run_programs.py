@@ -131,10 +131,11 @@ class RunPrograms:
         return self._make("forward", make, arguments)
 
     def loss(self, *arguments: Any) -> Program:
-        """The loss program: `fn(device, outputs, batch)` → loss."""
+        """The loss program: `fn(device, pieces, batch, rows)` → loss of one batch; see `metrics`."""
 
         def make(reads: set[str]) -> Callable[..., Any]:
-            def program(device: Any, outputs: Any, batch: Any) -> Any:
+            def program(device: Any, pieces: Any, batch: Any, rows: Any) -> Any:
+                outputs = _first_rows(pieces, rows.shape[0])
                 return self.hooks.loss(self.hooks.view(device, reads), outputs, batch)
 
             return program
@@ -152,7 +153,7 @@ class RunPrograms:
         def make(reads: set[str]) -> Callable[..., Any]:
             def program(device: Any, pieces: Any, batch: Any, rows: Any) -> Any:
                 real = rows.shape[0]
-                outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:real], *pieces)
+                outputs = _first_rows(pieces, real)
                 return self.hooks.metrics(self.hooks.view(device, reads), outputs, batch, real)
 
             return program
@@ -283,3 +284,8 @@ class RunPrograms:
 def _held_key(role: str, arguments: tuple[Any, ...]) -> Any:
     leaves, treedef = jax.tree.flatten(arguments)
     return role, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _first_rows(pieces: Any, rows: int) -> Any:
+    """The outputs for the real samples of a batch, of the pieces that it was cut into."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:rows], *pieces)

@@ -23,6 +23,7 @@ from nitro._data import (
 )
 from nitro._journal import HISTORY_KEYS
 from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics
+from nitro._programs import LossTerm
 from nitro._state import TrainState
 from nitro._trees import Flat, named_leaves
 from nitro.errors import DataError, HookError
@@ -30,6 +31,7 @@ from nitro.errors import DataError, HookError
 from ._prefetch import prefetched
 from ._setup import Setup
 from ._splits import eval_names, falls_back_to_loss
+from ._val_loss import LossFold
 
 
 class Evaluator:
@@ -58,9 +60,9 @@ class Evaluator:
         outputs = programs.forward(state.params, state.model_state, device, fields).outputs
         self._check_batched(outputs)
         if falls_back_to_loss(self._setup.hooks):
-            traced = (outputs, self._loss_fields(batch))
+            traced = (self._loss_fields(batch), np.ones(rows, bool))
             for count in self._row_counts(source, rows):
-                programs.loss(device, *_with_rows(traced, count))
+                programs.loss(device, (outputs,), *_with_rows(traced, count))
         elif self._setup.hooks.has_device_metrics:
             traced = self._metrics_fields(batch, where="the first batch of `val`")
             for count in self._row_counts(source, rows):
@@ -87,9 +89,12 @@ class Evaluator:
             HookError: `metrics` or `finalize_metrics` returned something else than it should.
         """
         fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
+        loss = LossFold(where=f"`{self._setup.owner}.loss` on the split `{split}`")
         first, promised = self._setup.first[split], len(self._setup.splits[split])
         names = eval_names(self._setup.hooks, first)
         traced = routed_fields(first, names, where=f"the first batch of `{split}`")
+        has_loss = falls_back_to_loss(self._setup.hooks)
+        has_metrics = "metrics" in self._setup.hooks.routes
         index = 0
         with closing(self._batches(split)) as batches:
             for index, item in enumerate(batches, start=1):
@@ -104,14 +109,24 @@ class Evaluator:
                     )
                 batch = checked_batch(item, where=where)
                 check_same_fields(batch, first, where=where)
-                fold.add(self._metrics(state, device, batch, split, like=traced, where=where))
+                fields = routed_fields(batch, traced, where=where)
+                # Other shapes would be other programs, compiled in the middle of the run.
+                check_same_shapes(fields, traced, where=where)
+                pieces, rows = self._device_outputs(state, device, fields, where=where)
+                if has_loss:
+                    loss.add(self._loss(device, pieces, self._loss_fields(fields), rows), rows)
+                if has_metrics:
+                    # On the host, a hook gets the fields as the source made them.
+                    given = fields if self._setup.hooks.has_device_metrics else batch
+                    fold.add(self._metrics(device, pieces, rows, given, split, where=where))
         if index < promised:
             raise DataError(
                 f"The split `{split}` ended after {index} batches; its length promised {promised}.",
                 expected="as many batches each time as `len()` says",
                 fix="return a source that starts again at each `iter()`, not one that goes on",
             )
-        return self._finalised(fold, split)
+        losses = {"val_loss": loss.result()} if has_loss else {}
+        return self._finalised(losses, fold, split)
 
     def _batches(self, split: str) -> Generator[Batch]:
         """The batches of a split; drawn ahead where drawing one may take time."""
@@ -123,27 +138,19 @@ class Evaluator:
             yield from prefetched(owned_batch(batch) for batch in source)
 
     def _metrics(
-        self, state: TrainState, device: Flat, batch: Batch, split: str, *, like: Flat, where: str
+        self, device: Flat, pieces: Any, rows: int, batch: Batch, split: str, *, where: str
     ) -> tuple[Metric, ...]:
         """The metrics of one batch, where they are computed; real samples only."""
         setup = self._setup
-        traced = routed_fields(batch, like, where=where)
-        # Other shapes would be other programs, compiled in the middle of the run.
-        check_same_shapes(traced, like, where=where)
         if setup.hooks.has_device_metrics:
-            pieces, rows = self._device_outputs(state, device, traced, where=where)
-            fields = self._metrics_fields(traced, where=where)
+            fields = self._metrics_fields(batch, where=where)
             arguments = (device, pieces, fields, np.ones(rows, bool))
             return setup.programs.metrics(*arguments)(*arguments)
-        outputs = self.outputs(state, device, traced, where=where)
-        if falls_back_to_loss(self._setup.hooks):
-            loss = self._loss(device, outputs, self._loss_fields(traced))
-            return (Metric(np.asarray(loss), np.asarray(1), ("val_loss",), "mean"),)
         fields = host_fields(setup.hooks.routes["metrics"].pick(batch), where=where)
         return read_metrics(
-            setup.experiment.metrics(outputs, **fields),  # pyright: ignore[reportAttributeAccessIssue] - a hook
+            setup.experiment.metrics(_on_host(pieces, rows), **fields),  # pyright: ignore[reportAttributeAccessIssue] - a hook
             where=f"`{setup.owner}.metrics` on the split `{split}`",
-            rows=jax.tree.leaves(outputs)[0].shape[0],
+            rows=rows,
             number=host_number,
         )
 
@@ -166,9 +173,7 @@ class Evaluator:
 
     def outputs(self, state: TrainState, device: Flat, batch: Batch, *, where: str) -> Any:
         """`forward`'s outputs for all rows of a batch, as NumPy arrays."""
-        pieces, rows = self._device_outputs(state, device, batch, where=where)
-        host = jax.device_get(pieces)
-        return jax.tree.map(lambda *leaves: _joined(leaves)[:rows], *host)
+        return _on_host(*self._device_outputs(state, device, batch, where=where))
 
     def _device_outputs(
         self, state: TrainState, device: Flat, batch: Batch, *, where: str
@@ -212,11 +217,12 @@ class Evaluator:
                 )
 
     def sample_losses(self, device: Flat, outputs: Any, batch: Batch) -> list[float]:
-        """The loss of each sample of a batch by itself, as a batch of one."""
+        """The loss of each sample of a batch by itself; 0 for one that counts nothing."""
         host = jax.tree.map(np.asarray, (outputs, self._loss_fields(batch)))
         rows = jax.tree.leaves(host)[0].shape[0]
         singles = (jax.tree.map(lambda leaf: leaf[i : i + 1], host) for i in range(rows))  # noqa: B023 - used at once
-        return [self._loss(device, *single) for single in singles]
+        terms = [self._loss(device, (outputs,), fields, 1) for outputs, fields in singles]
+        return [float(t.total) / (float(t.count or 0) or 1) for t in jax.device_get(terms)]
 
     def _metrics_fields(self, batch: Batch, *, where: str) -> Flat:
         names = self._setup.hooks.routes["metrics"].names(batch)
@@ -226,12 +232,12 @@ class Evaluator:
         names = self._setup.hooks.routes["loss"].names(batch)
         return routed_fields(batch, names, where="the batch")
 
-    def _loss(self, device: Flat, outputs: Any, fields: Flat) -> float:
-        arguments = (device, outputs, fields)
-        return float(self._setup.programs.loss(*arguments)(*arguments))
+    def _loss(self, device: Flat, pieces: Any, fields: Flat, rows: int) -> LossTerm:
+        arguments = (device, pieces, fields, np.ones(rows, bool))
+        return self._setup.programs.loss(*arguments)(*arguments)
 
-    def _finalised(self, fold: MetricFold, split: str) -> dict[str, Any]:
-        result = self._setup.experiment.finalize_metrics(fold.result(), split)
+    def _finalised(self, losses: dict[str, float], fold: MetricFold, split: str) -> dict[str, Any]:
+        result = self._setup.experiment.finalize_metrics({**losses, **fold.result()}, split)
         hook = f"{self._setup.owner}.finalize_metrics"
         check_finalised(result, fold, hook=hook, split=split)
         clash = [name for name in HISTORY_KEYS if name in result]
@@ -248,6 +254,11 @@ class Evaluator:
 def _has_arrays_of_its_own(source: Any) -> bool:
     """Whether no batch is overwritten while the program that reads it may still be running."""
     return type(source) in (list, tuple) or (isinstance(source, ArrayLoader) and source.takes_rows)
+
+
+def _on_host(pieces: Any, rows: int) -> Any:
+    """The outputs for the real rows, as NumPy arrays."""
+    return jax.tree.map(lambda *leaves: _joined(leaves)[:rows], *jax.device_get(pieces))
 
 
 def _joined(leaves: Sequence[np.ndarray]) -> np.ndarray:

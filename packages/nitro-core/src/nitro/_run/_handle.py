@@ -244,7 +244,9 @@ class Nitro:
 
         Raises:
             ConfigError: There is no training split, or the handle is training already.
-            DivergenceError: The loss, or the metric that ranks records, is not finite.
+            DivergenceError: The loss, an updated weight, or the metric that ranks records, is
+                not finite.
+            HookError: The counts that `loss` returned add up to 0 over a step.
             KeyboardInterrupt: Ctrl-C stopped it.
             SystemExit: SIGTERM stopped it; the code is 143.
         """

@@ -13,11 +13,12 @@ import numpy as np
 from nitro._journal import ending
 from nitro._logs import log_block
 from nitro._metrics import flat_arrays, flat_scalars
-from nitro._programs import MemoryPlan
-from nitro.errors import ConfigError, DivergenceError, warn
+from nitro._programs import MemoryPlan, StepChecks
+from nitro.errors import ConfigError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
+from ._divergence import end_error, first_end, refuse_not_finite
 from ._earlier import part_from_earlier_run
 from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
 from ._leaks import LeakWatch
@@ -114,6 +115,7 @@ def record_now(session: Session) -> None:
             fix="build the handle with a training split; to hand weights over, `export_model`",
         )
     refuse_restored_best(session)
+    refuse_not_finite(session)
     session.open()
     try:
         if _may_record(session):
@@ -227,14 +229,14 @@ def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> b
 
 def _report(session: Session, call: Call, steps: StepRunner) -> None:
     """Logs the steps of one call and adds up their losses."""
-    host = {n: v[: call.count] for n, v in jax.device_get(call.scalars).items()}
-    diverged = _first_diverged(session, host["loss"])
-    _log_steps(session, {n: v[:diverged] for n, v in host.items()}, call.first)
+    host, checks = jax.device_get((call.scalars, call.checks))
+    host = {n: v[: call.count] for n, v in host.items()}
+    end = first_end(session, host["loss"], checks)
+    _log_steps(session, {n: v[:end] for n, v in host.items()}, call.first)
+    _add_losses(session, host["loss"][:end], checks)
     loss = float(host["loss"][-1])
-    if diverged is not None:
-        raise _divergence(
-            host["loss"][diverged], step=call.first + diverged, epoch=session.epoch + 1
-        )
+    if end is not None:
+        raise end_error(session, host["loss"], checks, end, step=call.first + end)
     session.last_loss = loss
     session.reporter.advance(
         step=call.first + call.count - 1,
@@ -255,23 +257,13 @@ def _log_steps(session: Session, host: dict[str, np.ndarray], first: int) -> Non
         for step, row in enumerate(zip(*columns.values(), strict=True), first):
             values = _finite(session, dict(zip(columns, row, strict=True)), "train", step)
             logger.metrics(values, context="train", step=step, epoch=epoch)
-    for loss in columns["loss"]:
-        session.epoch_loss.add(loss)
 
 
-def _first_diverged(session: Session, losses: np.ndarray) -> int | None:
-    """Where the loss is not finite first, if that is to stop the run."""
-    if not session.setup.options.check_divergence or np.isfinite(losses).all():
-        return None
-    return int(np.argmin(np.isfinite(losses)))
-
-
-def _divergence(loss: float, *, step: int, epoch: int) -> DivergenceError:
-    return DivergenceError(
-        f"The loss is {loss} at step {step} of epoch {epoch}.",
-        expected="a finite loss",
-        fix="start again from the last record with a lower learning rate, or clip the gradient",
-    )
+def _add_losses(session: Session, losses: np.ndarray, checks: StepChecks) -> None:
+    """Adds to the mean of the epoch, in which a loss counts as often as what it counts."""
+    weights = [1] * len(losses) if checks.count is None else checks.count.tolist()
+    for loss, weight in zip(losses.tolist(), weights, strict=False):
+        session.epoch_loss.add(loss, weight)
 
 
 def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:

@@ -7,16 +7,16 @@ from typing import Any
 
 
 class RunningMean:
-    """A mean that can be put down and taken up again without a change of bits."""
+    """A weighted mean that can be put down and taken up again without a change of bits."""
 
     def __init__(self) -> None:
         self._total = 0.0
-        self._count = 0
+        self._count: float = 0
 
-    def add(self, value: float) -> None:
-        """Adds a value."""
-        self._total += value
-        self._count += 1
+    def add(self, value: float, weight: float = 1) -> None:
+        """Adds a value that counts `weight` times."""
+        self._total += value * weight
+        self._count += weight
 
     def take(self) -> float:
         """The mean so far; starts anew."""
@@ -30,4 +30,4 @@ class RunningMean:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `get_state` returned."""
-        self._total, self._count = float(state["total"]), int(state["count"])
+        self._total, self._count = float(state["total"]), state["count"]

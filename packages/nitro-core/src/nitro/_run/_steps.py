@@ -26,11 +26,13 @@ class Call:
         first: Its first step, counted from 1 over the whole run.
         count: How many steps it takes.
         scalars: What they give, each (steps_per_call,), still on the device.
+        checks: What to look at of each step, likewise.
     """
 
     first: int
     count: int
     scalars: Any
+    checks: Any
 
 
 class StepRunner:
@@ -73,12 +75,12 @@ class StepRunner:
             while (fed := self._waited(chunks)) is not None:
                 first = session.step + 1
                 chunk = Chunk(self._rows(session.step), fed.batches, np.int32(fed.count))
-                session.state, scalars = self._program(session.state, self._inputs(), chunk)
+                session.state, result = self._program(session.state, self._inputs(), chunk)
                 session.step += fed.count
                 session.steps_in_epoch += fed.count
                 session.device = self._optimizer.device_at(session.device, session.step)
                 session.loader_state = fed.loader_state
-                yield Call(first, fed.count, scalars)
+                yield Call(first, fed.count, result.scalars, result.checks)
         finally:
             chunks.close()
 

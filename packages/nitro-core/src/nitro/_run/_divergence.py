@@ -1,0 +1,115 @@
+"""What ends a run at a step: a loss or weights that are not finite, or a loss over nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from nitro._checkpoint import open_record
+from nitro._programs import StepChecks
+from nitro.errors import CheckpointError, DivergenceError, HookError, NitroError
+
+from ._session import Session
+
+
+def first_end(session: Session, losses: np.ndarray, checks: StepChecks) -> int | None:
+    """Where the first step of a call is that ends the run; None if it goes on.
+
+    Args:
+        session: The session.
+        losses: The losses of the steps that the call took.
+        checks: Its checks, on the host.
+    """
+    ends = np.zeros(len(losses), bool)
+    if checks.count is not None:
+        ends |= checks.count[: len(losses)] == 0
+    if session.setup.options.check_divergence:
+        ends |= ~checks.is_finite[: len(losses)]
+    return int(np.argmax(ends)) if ends.any() else None
+
+
+def end_error(
+    session: Session, losses: np.ndarray, checks: StepChecks, index: int, *, step: int
+) -> NitroError:
+    """Says why the run ends at a step: nothing counts, or the loss or a weight is not finite."""
+    at, loss = f"at step {step} of epoch {session.epoch + 1}", float(losses[index])
+    if checks.count is not None and checks.count[index] == 0:
+        return HookError(
+            f"The counts that `{session.setup.owner}.loss` returned add up to 0 {at}.",
+            expected="a count above 0 over the micro-batches of each step",
+            fix="leave out batches in which nothing counts, make them larger, or raise `accum`",
+        )
+    if not math.isfinite(loss):
+        return DivergenceError(
+            f"The loss is {loss} {at}.",
+            expected="a finite loss",
+            fix=_way_back(session) + "; or clip the gradient (`gradient_clip_norm=1.0`)",
+        )
+    return DivergenceError(
+        f"The update {at} made weights that are not finite, of a loss of {loss:.6g}: "
+        f"{_shown(not_finite(session))}.",
+        expected="a finite gradient",
+        fix="look in `forward` and `loss` for a derivative that is infinite where the value is "
+        "not (`sqrt`, `log` or a norm at 0, a `where` around one); or " + _way_back(session),
+    )
+
+
+def refuse_not_finite(session: Session) -> None:
+    """Refuses a record of weights that are not finite, where divergence is checked.
+
+    Raises:
+        DivergenceError: Names the weights.
+    """
+    names = not_finite(session) if session.setup.options.check_divergence else []
+    if names:
+        raise DivergenceError(
+            f"No record of step {session.step}: the weights {_shown(names)} are not finite.",
+            expected="weights that training can go on from",
+            fix=_way_back(session) + "; `check_divergence=False` allows such records",
+        )
+
+
+def not_finite(session: Session) -> list[str]:
+    """The weights that are not finite now, by dotted name."""
+    return [name for name, leaf in session.state.params.items() if not _is_finite(leaf)]
+
+
+def _way_back(session: Session) -> str:
+    record = _newest_healthy(session)
+    if record is None:
+        return "start again with a lower learning rate: there is no record of finite weights"
+    return (
+        "go on from the newest record of finite weights with a lower learning rate: "
+        f'`Nitro(..., resume="{record}")`'
+    )
+
+
+def _newest_healthy(session: Session) -> Path | None:
+    """The newest record of this run whose weights are finite."""
+    records = session.records
+    if records is None:
+        return None
+    with suppress(CheckpointError):
+        records.wait()
+    for entry in sorted(records.own(), key=lambda entry: -entry.step):
+        path = records.directory / entry.name
+        params = open_record(path).read("params", session.state.params)
+        if all(map(_is_finite, params.values())):
+            return path
+    return None
+
+
+def _is_finite(leaf: Any) -> bool:
+    array = np.asarray(leaf)
+    return not jnp.issubdtype(array.dtype, jnp.inexact) or bool(np.isfinite(array).all())
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = [f"`{name}`" for name in names[:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
