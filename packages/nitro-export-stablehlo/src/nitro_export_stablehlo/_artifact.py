@@ -24,7 +24,7 @@ from nitro.export.mlir import (
 from ._bytecode import check_frame
 
 DEFAULT_VERSION = "1.13.0"
-"""August 2025: older than every reader that the format spec names."""
+"""August 2025: older than every reader that the bundle format names."""
 
 # Sharding rules mean nothing on one device, and stop LAPACK calls from serializing; the
 # names that JAX gives results are of no use to other readers.

@@ -1,4 +1,4 @@
-"""The dtypes that a bundle can hold, under each of their names (format spec §4)."""
+"""The dtypes that a bundle can hold, under each of their names (docs/reference/bundle-format.md §4)."""
 
 from __future__ import annotations
 

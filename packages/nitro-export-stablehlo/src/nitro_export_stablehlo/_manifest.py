@@ -1,4 +1,4 @@
-"""`manifest.yaml`: what the server reads, written and checked by the format spec."""
+"""`manifest.yaml`: what the server reads, written and checked by docs/reference/bundle-format.md."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _by_letter(manifest: Manifest, letters: Letters) -> list[dict[str, int]]:
 
 
 def read_manifest(data: bytes, *, has_model_jl: bool = False) -> Manifest:
-    """Reads a manifest and checks every rule that needs no other file (spec §2 to §5, §7).
+    """Reads a manifest and checks every rule that needs no other file (bundle format §2 to §5, §7).
 
     Raises:
         BundleError: A rule is broken; the message names the key.

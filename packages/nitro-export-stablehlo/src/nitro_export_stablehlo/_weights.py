@@ -2,7 +2,7 @@
 
 The format is that of https://github.com/huggingface/safetensors (an 8-byte little-endian
 header length, a JSON header, then the tensors without gaps). A bundle's weights are stored
-with their axes reversed, because the server reads shapes as column-major (format spec §6).
+with their axes reversed, because the server reads shapes as column-major (bundle format §6).
 """
 
 from __future__ import annotations
