@@ -54,7 +54,7 @@ def test_keyword_with_a_default_is_an_optional_field(run_on: Any, points: Any) -
 
 @pytest.mark.parametrize("hook", ["forward", "loss", "metrics"])
 def test_field_that_a_hook_wants_and_no_batch_has_is_refused_at_setup(
-    run_on: Any, hook: str
+    run_on: Any, points: Any, hook: str
 ) -> None:
     hooks = {
         "forward": lambda self, model, *, z: model(z),
@@ -64,10 +64,51 @@ def test_field_that_a_hook_wants_and_no_batch_has_is_refused_at_setup(
 
     with pytest.raises(
         DataError,
-        match=rf"`Changed\.{hook}` wants the batch field `z`, but the batch has `x`, `y`"
+        match=rf"`Changed\.{hook}` wants the batch field `z`, but the first batch of `\w+` has `x`, `y`"
         r"[\s\S]*fix: add `z` to the batch, or give the keyword a default",
     ):
-        run_on(**{hook: hooks[hook]})
+        run_on(val=[points(5, seed=0)], **{hook: hooks[hook]})
+
+
+def test_split_without_labels_predicts_and_is_refused_once_it_is_evaluated(
+    run_on: Any, points: Any
+) -> None:
+    labelled = points(5, seed=0)
+    test = [{"x": labelled["x"]}]
+    run = run_on(data={"train": [labelled], "val": [labelled], "test": test}).train()
+    kernel, bias = np.asarray(run.model.kernel[...]), np.asarray(run.model.bias[...])
+    plane = labelled["x"].astype(np.float64) @ kernel + bias
+
+    np.testing.assert_allclose(run.predict({"x": labelled["x"]}), plane[:, 0], rtol=1e-5)
+    with pytest.raises(
+        DataError, match=r"loss` wants the batch field `y`, but the first .* `test`"
+    ):
+        run.evaluate("test")
+
+
+def test_field_that_only_metrics_names_need_not_be_in_the_training_split(
+    run_on: Any, points: Any
+) -> None:
+    def metrics(self: Any, height: Any, *, id: Any) -> Any:  # noqa: A002 - what users call it
+        return {"val_loss": (len(id), None)}
+
+    batch = points(5, seed=0)
+    run = run_on([batch], [{**batch, "id": [f"img{i}" for i in range(5)]}], metrics=metrics)
+
+    assert run.train().history.rows[-1]["val_loss"] == 5
+    with pytest.raises(DataError, match="`id`, but the first batch of `train` has `x`, `y`"):
+        run.evaluate("train")
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_split_without_what_its_use_needs_is_refused_at_setup(
+    run_on: Any, points: Any, split: str
+) -> None:
+    batch = points(5, seed=0)
+    lacking = {"val": {"x": batch["x"]}, "test": {"y": batch["y"]}}
+
+    with pytest.raises(DataError, match=f"but the first batch of `{split}` has"):
+        run_on(data={"train": [batch], "val": [batch], split: [lacking[split]]})
 
 
 def test_field_close_to_one_of_the_batch_is_told_which(run_on: Any) -> None:

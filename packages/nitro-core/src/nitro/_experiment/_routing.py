@@ -39,8 +39,8 @@ class Route:
     optional: tuple[str, ...]
     takes_all: bool
 
-    def names(self, batch_fields: Iterable[str]) -> tuple[str, ...]:
-        """The fields of a batch that the hook gets, sorted.
+    def names(self, batch_fields: Iterable[str], *, where: str = "the batch") -> tuple[str, ...]:
+        """The fields of a batch that the hook gets, sorted; `where` it is, for messages.
 
         Raises:
             DataError: The batch lacks a required field; names hook, field and fixes.
@@ -49,7 +49,7 @@ class Route:
         missing = [name for name in self.required if name not in available]
         if missing:
             raise DataError(
-                f"`{self.hook}` wants the batch field `{missing[0]}`, but the batch has "
+                f"`{self.hook}` wants the batch field `{missing[0]}`, but {where} has "
                 f"{listed(available)}.",
                 fix=_fix_of_missing(missing[0], available),
             )

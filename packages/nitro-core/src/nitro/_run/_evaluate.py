@@ -30,7 +30,7 @@ from nitro.errors import DataError, HookError
 
 from ._prefetch import prefetched
 from ._setup import Setup
-from ._splits import eval_names, falls_back_to_loss
+from ._splits import check_evaluated, falls_back_to_loss
 from ._val_loss import LossFold
 
 
@@ -91,7 +91,7 @@ class Evaluator:
         fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
         loss = LossFold(where=f"`{self._setup.owner}.loss` on the split `{split}`")
         first, promised = self._setup.first[split], len(self._setup.splits[split])
-        names = eval_names(self._setup.hooks, first)
+        names = check_evaluated(self._setup.hooks, first, split)
         traced = routed_fields(first, names, where=f"the first batch of `{split}`")
         has_loss = falls_back_to_loss(self._setup.hooks)
         has_metrics = "metrics" in self._setup.hooks.routes

@@ -48,7 +48,10 @@ def _bound(source: Any, split: str, seed: int) -> Any:
 
 
 def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Batch]:
-    """The first batch of each split, whose fields fit the hooks that name them.
+    """The first batch of each split, whose fields fit what a run does with the split.
+
+    Training takes steps on `train` and validates on `val`; other splits need what `forward`
+    names, until they are evaluated.
 
     Raises:
         DataError: A field is missing, no array, or of another number of samples.
@@ -57,15 +60,18 @@ def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Ba
     for split, source in splits.items():
         batch = first_batch(split, source)
         where = f"the first batch of `{split}`"
-        names = train_names(hooks, batch) if split == "train" else eval_names(hooks, batch)
+        if split == "train":
+            names = train_names(hooks, batch, where=where)
+        elif split == "val" and "train" in splits:
+            names = check_evaluated(hooks, batch, split)
+        else:
+            names = _names_of(("forward",), hooks, batch, where)
         if not names:
             raise DataError(
                 f"No hook names a batch field; {where} has {sorted(batch)}.",
                 fix="name the inputs as keyword-only arguments: `forward(self, model, *, img)`",
             )
         num_rows(routed_fields(batch, names, where=where), where=where)
-        if "metrics" in hooks.routes:
-            hooks.routes["metrics"].names(batch)
         first[split] = batch
     return first
 
@@ -83,27 +89,38 @@ def sample_text(route: Route, splits: Mapping[str, Any]) -> str:
     return "x"
 
 
-def train_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+def train_names(
+    hooks: TracedHooks, batch: Batch, *, where: str = "the first batch of `train`"
+) -> tuple[str, ...]:
     """The batch fields that a training step takes to the device, sorted."""
     if "train_step" in hooks.routes:
-        return hooks.routes["train_step"].names(batch)
-    return _names_of(("forward", "loss", "train_metrics"), hooks, batch)
+        return hooks.routes["train_step"].names(batch, where=where)
+    return _names_of(("forward", "loss", "train_metrics"), hooks, batch, where)
 
 
-def eval_names(hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
-    """The batch fields that an evaluation takes to the device, sorted."""
+def check_evaluated(hooks: TracedHooks, first: Batch, split: str) -> tuple[str, ...]:
+    """The batch fields that evaluating a split takes to the device, sorted.
+
+    Raises:
+        DataError: A field is missing that scoring the split needs, on the device or the host.
+    """
+    where = f"the first batch of `{split}`"
     wanted = ["forward"]
     if falls_back_to_loss(hooks):
         wanted.append("loss")
     elif hooks.has_device_metrics:
         wanted.append("metrics")
-    return _names_of(wanted, hooks, batch)
+    else:
+        hooks.routes["metrics"].names(first, where=where)
+    return _names_of(wanted, hooks, first, where)
 
 
-def _names_of(wanted: Sequence[str], hooks: TracedHooks, batch: Batch) -> tuple[str, ...]:
+def _names_of(
+    wanted: Sequence[str], hooks: TracedHooks, batch: Batch, where: str
+) -> tuple[str, ...]:
     """The batch fields that these hooks name, sorted."""
     routes = [hooks.routes[hook] for hook in wanted if hook in hooks.routes]
-    return tuple(sorted({name for route in routes for name in route.names(batch)}))
+    return tuple(sorted({name for route in routes for name in route.names(batch, where=where)}))
 
 
 def falls_back_to_loss(hooks: TracedHooks) -> bool:
