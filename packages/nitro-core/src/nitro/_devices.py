@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from nitro._paths import local_path
 from nitro.errors import ConfigError
 
 CACHE_VARIABLE = "NITRO_CACHE_DIR"
@@ -123,6 +124,8 @@ def _choose_cache(cache_dir: Any) -> None:
     global _is_cache_decided  # noqa: PLW0603 - JAX's configuration is the process's, too
     _is_cache_decided = True
     chosen = _default_cache_dir() if cache_dir is DEFAULT_CACHE else cache_dir
+    if chosen is not None:
+        local_path(chosen, name="cache_dir")
     jax.config.update("jax_compilation_cache_dir", None if chosen is None else str(chosen))
     # Small programs count as well: a sweep starts many processes.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -132,7 +135,7 @@ def _choose_cache(cache_dir: Any) -> None:
 def _default_cache_dir() -> Path | None:
     set_by_user = os.environ.get(CACHE_VARIABLE)
     if set_by_user is not None:
-        return Path(set_by_user) if set_by_user else None
+        return local_path(set_by_user, name=CACHE_VARIABLE) if set_by_user else None
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "nitro" / "xla"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nitro._paths import local_path
 from nitro.errors import CheckpointError, did_you_mean
 
 from ._index import META_FILE, RecordEntry, read_index
@@ -47,6 +48,7 @@ def find_record(
     Raises:
         CheckpointError: No such record; says what is there.
     """
+    local_path(source, name="checkpoint")
     name = _taken_apart(str(source), run_dir)
     if name.which is None and name.run is None and (name.base / META_FILE).exists():
         return name.base

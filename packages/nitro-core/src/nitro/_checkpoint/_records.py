@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
+from nitro._paths import local_path
 from nitro._trees import Flat
 from nitro.errors import CheckpointError
 
@@ -154,7 +155,7 @@ def checkpoints(directory: str | Path) -> list[RecordEntry]:
     Raises:
         CheckpointError: The index is damaged, or of another format version.
     """
-    return read_index(records_dir(Path(directory)))
+    return read_index(records_dir(local_path(directory, name="directory")))
 
 
 def checkpoint_info(source: str | Path) -> dict[str, Any]:

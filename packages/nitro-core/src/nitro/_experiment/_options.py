@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nitro._paths import local_path
 from nitro.errors import ConfigError, warn
 
 from ._declaration import Experiment
@@ -197,7 +198,7 @@ def _norm(name: str, value: Any) -> float:
 def _path(name: str, value: Any) -> Path | None:
     if value is not None and not isinstance(value, str | Path):
         raise ConfigError(f"`{name}` is {value!r}.", expected="a path")
-    return None if value is None else Path(value)
+    return None if value is None else local_path(value, name=name)
 
 
 _OPTIONS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {

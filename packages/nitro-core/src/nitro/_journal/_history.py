@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from nitro._paths import local_path
 from nitro.errors import ConfigError, MissingPackageError, did_you_mean
 
 from ._tables import Table, text_width
@@ -112,7 +113,7 @@ class History:
         Returns:
             The path.
         """
-        path = Path(path)
+        path = local_path(path, name="path")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self.columns, extrasaction="ignore")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nitro._paths import local_path
 from nitro.errors import ConfigError, MissingPackageError
 
 from ._history import History
@@ -99,7 +100,8 @@ def _make_panels(names: Sequence[str], title: str) -> tuple[Any, dict[str, Any]]
 
 def _save(figure: Any, path: str | Path | None) -> Any:
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path = local_path(path, name="path")
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return figure
 

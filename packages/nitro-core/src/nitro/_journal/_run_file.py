@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nitro._paths import local_path
 from nitro.errors import CheckpointError, did_you_mean
 
 from ._endings import ending
@@ -158,7 +159,7 @@ def read_run_file(run_dir: str | Path) -> RunFile:
     directory, mark, run_id = str(run_dir).rpartition("#")
     if mark and not Path(run_dir).exists():
         return _read_by_id(Path(directory), run_id)
-    path = Path(run_dir) / RUN_FILE_NAME
+    path = local_path(run_dir, name="run_dir") / RUN_FILE_NAME
     if not path.exists():
         raise _no_run(Path(run_dir))
     return _read(path)
@@ -227,6 +228,7 @@ def _read(path: Path) -> RunFile:
 def find_runs(directory: str | Path) -> list[Path]:
     """The directories of all runs at or below a directory, sorted."""
     found: list[Path] = []
+    directory = local_path(directory, name="directory")
     for root, folders, files in os.walk(directory):
         if RUN_FILE_NAME in files:
             found.append(Path(root))

@@ -15,6 +15,7 @@ from typing import Any, Self, TextIO
 
 import numpy as np
 
+from nitro._paths import local_path
 from nitro.errors import ConfigError
 
 from ._protocol import FinishStatus
@@ -34,7 +35,7 @@ class JSONLinesLogger:
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None else local_path(path, name="path")
         self._file: TextIO | None = None
 
     def bind(self, run_dir: Path) -> Self:

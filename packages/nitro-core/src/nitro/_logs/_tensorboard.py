@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from nitro._paths import local_path
 from nitro.errors import CheckpointError, ConfigError, MissingPackageError
 
 from ._json_lines import plain
@@ -35,7 +36,7 @@ class TensorBoardLogger:
     def __init__(self, log_dir: str | Path | None = None) -> None:
         self._writers: Any = _import_tensorboardx()
         self._events: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        self.log_dir = None if log_dir is None else Path(log_dir)
+        self.log_dir = None if log_dir is None else local_path(log_dir, name="log_dir")
         self._writer: Any = None
         self._purge_step: int | None = None
         self._files: list[str] = []

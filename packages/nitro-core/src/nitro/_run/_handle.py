@@ -15,6 +15,7 @@ from flax import nnx
 from nitro._experiment import UNSET, Experiment, preset_keywords
 from nitro._journal import History, Report, plot_history
 from nitro._logs import Logger
+from nitro._paths import local_path
 from nitro._programs import MemoryPlan
 from nitro._progress import Reporter
 from nitro.errors import ConfigError, did_you_mean
@@ -455,7 +456,9 @@ class Nitro:
             worst=worst,
             batches=batches,
             limit=limit,
-            out_dir=self.run_dir / "viz" if out_dir is None else Path(out_dir),
+            out_dir=self.run_dir / "viz"
+            if out_dir is None
+            else local_path(out_dir, name="out_dir"),
             tag=tag or ("batch" if batch is not None else split),
         )
         with self._session.verb():

@@ -132,7 +132,9 @@ def _check_one_source(resume: Any, checkpoint: Any, weights: Any) -> None:
         )
     if resume not in (False, None) and not isinstance(resume, str | Path):
         raise ConfigError(
-            f"`resume` is {resume!r}.", expected='"auto", or a record as `checkpoint` names it'
+            f"`resume` is {resume!r}.",
+            expected='"auto", or a record as `checkpoint` names it',
+            fix='write `resume="auto"` to go on from the newest record in `run_dir`',
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nitro._paths import local_path
 from nitro._plugins import discover, get_backend
 from nitro._run import Nitro, Phase, session_of
 from nitro.errors import ConfigError, ExportError
@@ -295,7 +296,7 @@ def _checked_target(folder: str | Path, name: Any, *, overwrite: bool) -> Path:
             expected="one plain folder name, such as `digits_v1`, of at most "
             f"{_MAX_NAME_BYTES} bytes",
         )
-    target = Path(folder).absolute() / name
+    target = local_path(folder, name="dir").absolute() / name
     for parent in target.parents:
         if parent.exists() and not parent.is_dir():
             raise ConfigError(
