@@ -22,6 +22,7 @@ PUBLIC = {
     "JSONLinesLogger",
     "Logger",
     "MLflowLogger",
+    "MapLoader",
     "MultiLogger",
     "Nitro",
     "Phase",

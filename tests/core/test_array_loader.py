@@ -152,3 +152,39 @@ def test_run_lends_its_seed_to_a_loader_without_one(plane: Any, make_run: Any) -
 
     assert first.history["loss"] == same.history["loss"]
     assert first.history["loss"] != other.history["loss"]
+
+
+def test_data_frame_is_fields_of_its_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.5, 2.5, 3.5], "b": [0, 1, 0], "c": [True, False, True]})
+
+    loader = ArrayLoader(frame, 2)
+    named = ArrayLoader({"x": frame[["a", "b"]], "y": frame["b"]}, 2)
+
+    assert [batch["a"].tolist() for batch in loader] == [[1.5, 2.5], [3.5]]
+    assert next(iter(named))["x"].tolist() == [[1.5, 0.0], [2.5, 1.0]]
+    assert next(iter(named))["y"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("as_field", [True, False])
+@pytest.mark.parametrize(
+    ("column", "dtype", "conversion"),
+    [
+        (["u", "v"], "object", lambda df: df["a"].astype("category").cat.codes),
+        (["u", "v"], "category", lambda df: df["a"].cat.codes),
+        ([1, None], "Int64", lambda df: df["a"].fillna(0).to_numpy("float32")),
+        (["2020-01-01", "2021-01-01"], "datetime64[ns]", lambda df: [0, 366]),
+    ],
+)
+def test_column_without_plain_numbers_is_refused_with_the_conversion(
+    column: Any, dtype: str, conversion: Any, as_field: bool
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": pandas.Series(column, dtype=dtype), "b": [1.0, 2.0]})
+
+    with pytest.raises(DataError, match=r"column `a` has the dtype") as error:
+        ArrayLoader({"x": frame} if as_field else frame, 2)
+
+    fixed = eval(error.value.fix.split("`")[1], {"df": frame})
+    assert np.asarray(fixed).tolist() == np.asarray(conversion(frame)).tolist()
+    assert len(ArrayLoader({"a": fixed}, 2)) == 1

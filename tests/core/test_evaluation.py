@@ -171,3 +171,33 @@ def test_handle_is_a_context_manager(plane: Any, tmp_path: Any) -> None:
         run.train()
 
     assert run.validate()["val_loss"] > 0
+
+
+def test_best_weights_are_evaluated_and_the_last_ones_kept(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    """The first epoch is the best one, as a rate that is far too high follows it."""
+
+    class Rising(plane):
+        def schedules(self) -> Any:
+            return {"learning_rate": lambda total: lambda step: jnp.where(step < 4, 0.01, 1.0)}
+
+    run = make_run(Rising(), max_epochs=3).train()
+    last, kernel = run.validate(), np.asarray(run.model.kernel[...])
+    best = nitro.Nitro(Rising(), checkpoint=f"{run.run_dir}@best", progress=False)
+
+    assert run.evaluate("val", weights="best") == best.validate()
+    assert run.evaluate("val", weights="best")["val_loss"] == pytest.approx(
+        run.history.best["val_loss"], rel=1e-6
+    )
+    assert run.validate() == last != best.validate()
+    np.testing.assert_array_equal(run.model.kernel[...], kernel)
+
+
+def test_best_weights_of_a_run_without_a_score_are_refused(
+    trained_plane: nitro.Nitro, plane: Any, make_run: Any
+) -> None:
+    with pytest.raises(ConfigError, match=r'no record with a score[\s\S]*`weights="current"`'):
+        make_run(plane(), checkpointer=None).evaluate("val", weights="best")
+    with pytest.raises(ConfigError, match=r'`weights` is \'final\'[\s\S]*"current" or "best"'):
+        trained_plane.evaluate("val", weights="final")  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ from ._checkpoint import checkpoint_info as checkpoint_info
 from ._checkpoint import checkpoints as checkpoints
 from ._checkpoint import runs as runs
 from ._data import ArrayLoader as ArrayLoader
+from ._data import MapLoader as MapLoader
 from ._devices import setup_devices as setup_devices
 from ._experiment import Device as Device
 from ._experiment import Experiment as Experiment

@@ -1,5 +1,5 @@
-"""Data sources: the loader for arrays in memory, and what a batch is."""
+"""Data sources: the loaders, and what a batch is."""
 
-from ._data import ArrayLoader, Batch
+from ._data import ArrayLoader, Batch, MapLoader
 
-__all__ = ["ArrayLoader", "Batch"]
+__all__ = ["ArrayLoader", "Batch", "MapLoader"]

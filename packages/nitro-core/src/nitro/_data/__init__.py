@@ -1,6 +1,6 @@
-"""Data sources: what a split may be, and the loader for arrays in memory."""
+"""Data sources: what a split may be, and the loaders for arrays and for single samples."""
 
-from ._array_loader import ArrayLoader, checked_order, is_read_from_anywhere
+from ._array_loader import ArrayLoader, is_read_from_anywhere
 from ._batches import (
     Batch,
     check_same_fields,
@@ -14,10 +14,14 @@ from ._batches import (
     owned_batch,
     routed_fields,
 )
+from ._map_loader import MapLoader
+from ._row_loader import RowLoader, checked_order
 
 __all__ = [
     "ArrayLoader",
     "Batch",
+    "MapLoader",
+    "RowLoader",
     "check_same_fields",
     "check_same_shapes",
     "checked_batch",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nitro._checkpoint import open_record
 from nitro.errors import ConfigError, warn
 
@@ -28,6 +30,54 @@ def restore_best(session: Session) -> None:
     )
     session.restored_best = record.entry
     session.setup.notes.append(f"weights of the best record: {path}")
+
+
+def check_weights(weights: Any) -> None:
+    """Refuses a name that stands for no weights of a run.
+
+    Raises:
+        ConfigError: Neither "current" nor "best".
+    """
+    if weights not in ("current", "best"):
+        raise ConfigError(
+            f"`weights` is {weights!r}.",
+            expected='"current" or "best"',
+            fix="for those of another record, build a handle: `Nitro(..., checkpoint=...)`",
+        )
+
+
+def evaluate_best(session: Session, split: str) -> dict[str, Any]:
+    """The finalised metrics of a split with the weights of the run's best record.
+
+    The session's own state stays. Scheduled Device fields are those of the record's step.
+
+    Raises:
+        ConfigError: The run has no record with a score.
+    """
+    if session.records is not None:
+        session.records.wait()
+    path = session.best_record()
+    if path is None:
+        raise ConfigError(
+            "The run has no record with a score, so none is the best.",
+            expected="a checkpointer, and an epoch that was validated",
+            fix='pass `checkpointer=nitro.TopK(...)` and train; or take `weights="current"`',
+        )
+    record = open_record(path)
+    session.reporter.note(f"weights of the best record: epoch {record.entry.epoch}")
+    kept = session.state, session.device
+    state = session.state._replace(
+        params=record.read("params", session.state.params),
+        model_state=record.read("model_state", session.state.model_state),
+    )
+    optimizer = session.setup.optimizer
+    try:
+        session.state = state
+        if optimizer is not None:
+            session.device = optimizer.device_at(session.device, record.entry.step)
+        return session.evaluate(split)
+    finally:
+        session.state, session.device = kept
 
 
 def refuse_restored_best(session: Session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nitro._data import ArrayLoader
+from nitro._data import RowLoader
 from nitro._experiment import Residency, locate
 from nitro._journal import Report, Section
 from nitro._optim import describe_optimizer
@@ -122,7 +122,7 @@ def _splits(setup: Setup) -> Iterator[str]:
 
 
 def _split(source: Any) -> str:
-    if not isinstance(source, ArrayLoader):
+    if not isinstance(source, RowLoader):
         return f"{len(source)} batches ({type(source).__name__}), drawn ahead in a thread"
     text = f"{len(source)} batches of {source.batch_size}, {source.num_samples} samples"
     dropped = source.num_dropped

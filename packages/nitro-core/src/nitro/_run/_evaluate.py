@@ -12,11 +12,13 @@ import numpy as np
 from nitro._data import (
     ArrayLoader,
     Batch,
+    RowLoader,
     check_same_fields,
     check_same_shapes,
     checked_batch,
     cut_to_width,
     host_fields,
+    is_read_from_anywhere,
     num_rows,
     owned_batch,
     routed_fields,
@@ -28,6 +30,7 @@ from nitro._state import TrainState
 from nitro._trees import Flat, named_leaves
 from nitro.errors import DataError, HookError
 
+from ._once import source_to_evaluate
 from ._prefetch import prefetched
 from ._setup import Setup
 from ._splits import check_evaluated, falls_back_to_loss
@@ -44,6 +47,7 @@ class Evaluator:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._width: int | None = _eval_width(setup)
+        self._sources: dict[str, Any] = {}
 
     def warm_up(self, state: TrainState, device: Flat) -> None:
         """Compiles what validation needs, so that nothing compiles once training runs.
@@ -90,13 +94,14 @@ class Evaluator:
         """
         fold = MetricFold(where=f"`{self._setup.owner}.metrics` on the split `{split}`")
         loss = LossFold(where=f"`{self._setup.owner}.loss` on the split `{split}`")
-        first, promised = self._setup.first[split], len(self._setup.splits[split])
+        first, source = self._setup.first[split], self._source(split)
+        promised = len(source)
         names = check_evaluated(self._setup.hooks, first, split)
         traced = routed_fields(first, names, where=f"the first batch of `{split}`")
         has_loss = falls_back_to_loss(self._setup.hooks)
         has_metrics = "metrics" in self._setup.hooks.routes
         index = 0
-        with closing(self._batches(split)) as batches:
+        with closing(self._batches(source)) as batches:
             for index, item in enumerate(batches, start=1):
                 where = f"batch {index} of `{split}`"
                 if index > promised:
@@ -128,14 +133,23 @@ class Evaluator:
         losses = {"val_loss": loss.result()} if has_loss else {}
         return self._finalised(losses, fold, split)
 
-    def _batches(self, split: str) -> Generator[Batch]:
-        """The batches of a split; drawn ahead where drawing one may take time."""
-        source = self._setup.splits[split]
+    def _source(self, split: str) -> Any:
+        """What an evaluation goes through; decided, and told, at the first one."""
+        if split not in self._sources:
+            names = check_evaluated(self._setup.hooks, self._setup.first[split], split)
+            self._sources[split] = source_to_evaluate(self._setup, split, names)
+        return self._sources[split]
+
+    def _batches(self, source: Any) -> Generator[Batch]:
+        """The batches of a source; drawn ahead where drawing one may take time."""
+        # Epoch 0 each time: no evaluation depends on how many there were before it.
+        is_ours = isinstance(source, RowLoader) and is_read_from_anywhere(source)
+        batches = source.batches(0, 0) if is_ours else source
         if _has_arrays_of_its_own(source):
-            yield from source
+            yield from batches
         else:
             # Copied in the thread: a loader may fill one buffer again and again.
-            yield from prefetched(owned_batch(batch) for batch in source)
+            yield from prefetched(owned_batch(batch) for batch in batches)
 
     def _metrics(
         self, device: Flat, pieces: Any, rows: int, batch: Batch, split: str, *, where: str

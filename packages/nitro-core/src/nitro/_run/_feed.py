@@ -130,6 +130,13 @@ def _fits_on_device(source: ArrayLoader, names: tuple[str, ...], memory_bytes: i
 
 
 def _refuse_on_device(source: ArrayLoader) -> None:
+    if source.device and source.transform is not None:
+        raise DataError(
+            f"The split `train` is a {type(source).__name__} with `device=True` and a `transform`.",
+            expected="rows of `arrays` as they are, which the step program can gather on the device",
+            fix="leave `device=True` out: `transform` makes its batches on the host; or write in "
+            "`jax.numpy` what is to run on the device, in `forward`",
+        )
     if source.device:
         raise DataError(
             f"The split `train` is a {type(source).__name__} with `device=True`, and the class makes "

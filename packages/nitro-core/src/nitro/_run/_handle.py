@@ -20,7 +20,7 @@ from nitro._programs import MemoryPlan
 from nitro._progress import Reporter
 from nitro.errors import ConfigError, did_you_mean
 
-from ._best import refuse_restored_best
+from ._best import check_weights, evaluate_best, refuse_restored_best
 from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
 from ._interrupts import check_on_interrupt
@@ -330,18 +330,33 @@ class Nitro:
         """The finalised metrics of the split `val`."""
         return self.evaluate("val")
 
-    def evaluate(self, split: str = "test") -> dict[str, Any]:
+    def evaluate(
+        self, split: str = "test", *, weights: Literal["current", "best"] = "current"
+    ) -> dict[str, Any]:
         """The finalised metrics of a split.
 
+        The split `train` is gone through once, every row in order, without a `transform` that
+        draws random numbers, as far as its loader can do that.
+
+        Args:
+            split: The split.
+            weights: Default "current": the weights as they are, after training the last ones.
+                "best": those of this run's best record, as `nitro evaluate` takes them; the
+                handle keeps its own.
+
         Raises:
-            ConfigError: No such split; lists those that there are.
+            ConfigError: No such split; lists those that there are. Or the best weights of a run
+                without a record that has a score.
         """
+        check_weights(weights)
         if split not in self._session.setup.splits:
             raise ConfigError(
                 f"There is no split `{split}`.",
                 expected=did_you_mean(split, self._session.setup.splits),
             )
         with self._session.verb():
+            if weights == "best":
+                return evaluate_best(self._session, split)
             return self._session.evaluate(split)
 
     def predict(self, batch: Any) -> Any:

@@ -93,7 +93,9 @@ def check_position(
     if writes_records:
         warn(
             f"{line[0].upper()}{line[1:]}. Nothing is recorded inside an epoch, and a run that is "
-            f"stopped there goes on from the end of the epoch before.\n  fix: {fix}"
+            f"stopped there goes on from the end of the epoch before; what the loader shuffles or draws "
+            f"by itself may start anew, so that a resumed run differs from one that never stopped.\n"
+            f"  fix: {fix}"
         )
     return False, [line]
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from nitro._checkpoint import flat_items
-from nitro._data import ArrayLoader, num_rows, routed_fields
+from nitro._data import RowLoader, num_rows, routed_fields
 from nitro._experiment import Residency
 from nitro._logs import checked_state
 from nitro._trees import Flat, named_leaves
@@ -94,11 +94,11 @@ def pace(setup: Setup) -> dict[str, int]:
         "accum": setup.options.accum,
         "num_steps": setup.num_steps,
         "batch_size": num_rows(fields, where="the first batch"),
-        **(_order(source) if isinstance(source, ArrayLoader) else {}),
+        **(_order(source) if isinstance(source, RowLoader) else {}),
     }
 
 
-def _order(source: ArrayLoader) -> dict[str, int]:
+def _order(source: RowLoader) -> dict[str, int]:
     """What decides which samples come when."""
     return {
         "num_samples": source.num_samples,

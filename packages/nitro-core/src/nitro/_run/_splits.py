@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nitro._data import ArrayLoader, Batch, checked_splits, first_batch, num_rows, routed_fields
+from nitro._data import Batch, RowLoader, checked_splits, first_batch, num_rows, routed_fields
 from nitro._experiment import Route, RunOptions
 from nitro._programs import TracedHooks
 from nitro._trees import jax_dtype
@@ -42,7 +42,7 @@ def _check_accum(count: int, accum: int) -> None:
 
 
 def _bound(source: Any, split: str, seed: int) -> Any:
-    if not isinstance(source, ArrayLoader):
+    if not isinstance(source, RowLoader):
         return source
     return source.bound(seed=seed, drop_last=split == "train")
 
