@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import shutil
 import signal
+import socket
 import struct
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -653,3 +656,89 @@ def test_loggers_without_a_place_say_how_to_give_one() -> None:
 
     with pytest.raises(ConfigError, match=r'TensorBoardLogger\("tensorboard"\)'):
         TensorBoardLogger().tags({"a": "b"})
+
+
+def _metrics_named(plane: Any, *names: str) -> Any:
+    def metrics(self: Any, height: Any, *, y: Any) -> Any:
+        del self, height, y
+        return {name: (float(index), 1) for index, name in enumerate(names)}
+
+    return type("Named", (plane,), {"metrics": metrics})()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("P@1", "P:1", "P_1"),
+        ("..", "a//b", "/a", "a/..", "b/"),
+        ("", ".", "x" * 300, "x" * 301),
+        ("a", "a/b", "a/b/c"),
+        ("größe", "größe " * 40),
+    ],
+)
+def test_mlflow_keeps_metrics_apart_whatever_their_names(
+    plane: Any, make_run: Any, mlflow_logger: MLflowLogger, client: Any, names: Any
+) -> None:
+    run = make_run(_metrics_named(plane, *names), logger=mlflow_logger, checkpointer=None)
+
+    with pytest.warns(NitroWarning, match="MLflow does not take every name: it gets") as told:
+        run.train()
+
+    stored = client.get_run(run.logger.run_id()).data.metrics
+    values = sorted(value for name, value in stored.items() if name.startswith("val/"))
+    assert values == [float(index) for index in range(len(names))]
+    assert len([w for w in told if "MLflow does not take" in str(w.message)]) == 1
+
+
+def test_mlflow_keeps_a_name_that_it_takes(
+    plane: Any, make_run: Any, mlflow_logger: MLflowLogger, client: Any
+) -> None:
+    names = ("acc", "iou/cat", "top 5", "f-1.0")
+    run = make_run(_metrics_named(plane, *names), logger=mlflow_logger, checkpointer=None).train()
+
+    stored = client.get_run(run.logger.run_id()).data.metrics
+    assert {f"val/{name}" for name in names} <= set(stored)
+
+
+def test_tensorboard_keeps_names_apart(plane: Any, make_run: Any, tmp_path: Path) -> None:
+    experiment = _metrics_named(plane, "P@1", "P:1")
+    make_run(experiment, logger=TensorBoardLogger(tmp_path), checkpointer=None).train()
+
+    assert [v for _, v in _scalars(tmp_path, "val/P@1")] == [0.0]
+    assert [v for _, v in _scalars(tmp_path, "val/P:1")] == [1.0]
+
+
+def test_metric_with_a_long_name_ranks_records(plane: Any, make_run: Any) -> None:
+    name = "m" * 300
+    policy = nitro.TopK(metric=name, mode="max")
+    run = make_run(_metrics_named(plane, "a", name), checkpointer=policy).train()
+
+    (entry,) = nitro.checkpoints(run.run_dir)
+    assert (entry.metric, entry.score) == (name, 1.0)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("wrap", [lambda one: one, nitro.MultiLogger])
+def test_mlflow_server_that_does_not_answer_is_told_at_setup(
+    plane: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch, listens: bool, wrap: Any
+) -> None:
+    monkeypatch.setattr("nitro._logs._mlflow._ANSWERS_WITHIN_S", 0.5)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if listens:
+            server.listen()  # takes the connection, and says nothing
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        with pytest.raises(ConfigError, match=f"`{uri}` does not answer: ") as error:
+            make_run(plane(), logger=wrap(MLflowLogger(tracking_uri=uri)))
+
+        assert 'MLflowLogger(tracking_uri="mlruns")' in error.value.fix
+        assert make_run(plane(), logger=MLflowLogger(tracking_uri=uri), data={}).step == 0
+
+
+def test_mlflow_server_that_answers_anything_is_there() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        MLflowLogger(tracking_uri=f"http://127.0.0.1:{server.server_port}").check_ready()
+        thread.join()

@@ -22,6 +22,9 @@ from ._arrays import described, host_copy, savable, without_empty
 from ._index import FORMAT_VERSION, TRASH, UNFINISHED, RecordEntry, read_index, write_index
 from ._policy import TopK
 
+_MOST_OF_METRIC = 100
+"""Characters of the metric in a record's name: a folder's has at most 255 bytes."""
+
 _saving = threading.Lock()
 """Held for each save: Orbax numbers its operations for the whole process, and two that run at
 once take each other's signals."""
@@ -198,7 +201,7 @@ class RecordWriter:
         """A readable name; where it is taken, with the run's id and then a count behind it."""
         name = f"epoch{entry.epoch:04d}-step{entry.step:08d}"
         if entry.score is not None:
-            metric = re.sub(r"[^A-Za-z0-9_-]+", "-", entry.metric or "")
+            metric = re.sub(r"[^A-Za-z0-9_-]+", "-", entry.metric or "")[:_MOST_OF_METRIC]
             name += f"-{metric}={entry.score:.6g}"
         if (self.directory / name).exists():
             name += f"-{self.run}"

@@ -188,9 +188,8 @@ def checked_order(loader: RowLoader, epoch: int) -> np.ndarray:
 
 
 def _checked_transform(transform: Any) -> Transform | None:
-    if transform is None or callable(transform):
-        made: Transform | None = transform
-        return made
+    if transform is None or hasattr(transform, "__call__"):  # noqa: B004 - `callable` narrows to a type that fits nothing
+        return transform
     raise DataError(
         f"`transform` is {transform!r}.",
         expected="a function `transform(batch, rng)` that returns the batch, or None",

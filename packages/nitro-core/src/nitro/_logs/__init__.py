@@ -3,7 +3,7 @@
 from ._json_lines import JSONLinesLogger, plain
 from ._mlflow import MLflowLogger
 from ._multi import MultiLogger
-from ._protocol import Logger, NullLogger, checked_logger, checked_state, log_block
+from ._protocol import Logger, NullLogger, check_ready, checked_logger, checked_state, log_block
 from ._tensorboard import TensorBoardLogger
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "MultiLogger",
     "NullLogger",
     "TensorBoardLogger",
+    "check_ready",
     "checked_logger",
     "checked_state",
     "log_block",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import http.client
 import importlib
 import os
-import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from nitro.errors import CheckpointError, MissingPackageError
+from nitro.errors import CheckpointError, ConfigError, MissingPackageError
 
 from ._json_lines import plain
+from ._names import StoredNames
 from ._protocol import FinishStatus
 
+_ANSWERS_WITHIN_S = 5
 _MOST_BUFFERED = 500
 _LONGEST_PARAM = 6000
 _PARAMS_PER_CALL = 100
@@ -58,6 +62,7 @@ class MLflowLogger:
         self._experiment_id: str | None = None
         self._is_open = False
         self._buffer: list[Any] = []
+        self._names = StoredNames()
 
     def bind(self, run_dir: Path) -> Self:
         """This logger with an experiment; called by the handle."""
@@ -66,6 +71,27 @@ class MLflowLogger:
         bound = copy.copy(self)
         bound.experiment = run_dir.absolute().name
         return bound
+
+    def check_ready(self) -> None:
+        """Asks a server whether it is there; called at the setup of a handle that trains.
+
+        Raises:
+            ConfigError: It does not answer within seconds; MLflow itself would try for minutes.
+        """
+        if not self.tracking_uri.startswith(("http://", "https://")):
+            return
+        try:
+            urllib.request.urlopen(self.tracking_uri, timeout=_ANSWERS_WITHIN_S).close()
+        except urllib.error.HTTPError:
+            return  # an answer, whatever it says without a login
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(
+                f"The MLflow server `{self.tracking_uri}` does not answer: "
+                f"{getattr(error, 'reason', error) or type(error).__name__}.",
+                expected=f"an answer within {_ANSWERS_WITHIN_S} s",
+                fix="start it or mend `tracking_uri`; to log locally, pass "
+                '`MLflowLogger(tracking_uri="mlruns")` or leave `logger` out',
+            ) from error
 
     @property
     def client(self) -> Any:
@@ -85,7 +111,8 @@ class MLflowLogger:
         if context != "train":
             named["epoch"] = epoch
         self._buffer += [
-            metric(_allowed(name), float(value), now_ms, step) for name, value in named.items()
+            metric(name, float(value), now_ms, step)
+            for name, value in zip(self._names.of(named), named.values(), strict=True)
         ]
         if context != "train" or len(self._buffer) >= _MOST_BUFFERED:
             self._flush()
@@ -94,9 +121,8 @@ class MLflowLogger:
         """Logs the configuration as parameters; those of a resumed run stay as they are."""
         run_id = self._opened()
         known = self.client.get_run(run_id).data.params
-        wanted = {
-            _allowed(name): str(plain(value))[:_LONGEST_PARAM] for name, value in values.items()
-        }
+        texts = (str(plain(value))[:_LONGEST_PARAM] for value in values.values())
+        wanted = dict(zip(self._names.of(values), texts, strict=True))
         new = [
             self._mlflow.entities.Param(name, value)
             for name, value in wanted.items()
@@ -110,11 +136,12 @@ class MLflowLogger:
 
     def tags(self, values: Mapping[str, str], **_more: Any) -> None:
         """Sets tags."""
-        for name, value in values.items():
-            self.client.set_tag(self._opened(), _allowed(name), str(value))
+        for name, value in zip(self._names.of(values), values.values(), strict=True):
+            self.client.set_tag(self._opened(), name, str(value))
 
     def other(self, name: str, value: Any, **_more: Any) -> None:
         """Stores a named value as an artifact: text as it is, all else as JSON."""
+        (name,) = self._names.of([name])
         if isinstance(value, str):
             self.client.log_text(self._opened(), value, f"{name}.txt")
         else:
@@ -204,8 +231,3 @@ def _import_mlflow() -> Any:
 def _allow_file_store(uri: str) -> None:
     if "://" not in uri or uri.startswith("file:"):
         os.environ.setdefault(_ALLOW_FILE_STORE, "true")
-
-
-def _allowed(name: str) -> str:
-    """A name in the characters that MLflow allows."""
-    return re.sub(r"[^\w\-. /]", "_", name)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from nitro.errors import CheckpointError, ConfigError
 
-from ._protocol import FinishStatus, Logger, checked_logger, log_block
+from ._protocol import FinishStatus, Logger, check_ready, checked_logger, log_block
 
 
 class MultiLogger:
@@ -42,6 +42,11 @@ class MultiLogger:
         bound = copy.copy(self)
         bound.loggers = tuple(checked_logger(logger, run_dir) for logger in self.loggers)
         return bound
+
+    def check_ready(self) -> None:
+        """Has each logger that can do so say whether it can log."""
+        for logger in self.loggers:
+            check_ready(logger)
 
     def metrics(
         self, values: Mapping[str, float], *, context: str, step: int, epoch: int, **more: Any

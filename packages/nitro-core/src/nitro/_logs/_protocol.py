@@ -27,8 +27,8 @@ VERBS = (
 class Logger(Protocol):
     """Receives what a run reports. Extra keywords may come with later versions.
 
-    Four more methods are called where a logger has them: `bind(run_dir)` returns the logger
-    for a run; `metrics_block(columns, *, context, first_step, epoch, **more)` takes the steps
+    Five more methods are called where a logger has them: `bind(run_dir)` returns the logger
+    for a run; `check_ready()` raises at the setup of a handle that trains where it could not log; `metrics_block(columns, *, context, first_step, epoch, **more)` takes the steps
     of one call of the program at once, instead of a call of `metrics` for each; `set_aside()`
     comes before `reattach` where that cuts off what another run has logged; `blank_state()`
     returns what `reattach` gets where a process was killed before its first record, and its
@@ -103,6 +103,17 @@ def checked_logger(logger: Any, run_dir: Path | None) -> Logger:
         )
     bind = getattr(logger, "bind", None)
     return bind(run_dir) if bind is not None and run_dir is not None else logger
+
+
+def check_ready(logger: Logger) -> None:
+    """Has a logger say whether it can log, if it can say so.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    check = getattr(logger, "check_ready", None)
+    if check is not None:
+        check()
 
 
 def checked_state(logger: Logger) -> Any:

@@ -184,7 +184,10 @@ class TensorBoardLogger:
     def _new_event(self, name: str) -> Any:
         """An event of one scalar; its bytes are made when it is added, so it may be filled again."""
         summaries = importlib.import_module("tensorboardX.summary")
-        return self._events.Event(summary=summaries.scalar(name, 0.0))
+        event = self._events.Event(summary=summaries.scalar(name, 0.0))
+        # tensorboardX writes `_` for many characters, so that `P@1` and `P:1` would be one curve.
+        event.summary.value[0].tag = name
+        return event
 
     def _open(self) -> Any:
         directory = self._directory()

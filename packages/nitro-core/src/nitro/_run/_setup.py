@@ -30,7 +30,7 @@ from nitro._experiment import (
     resolve_source,
     warn_misspelt,
 )
-from nitro._logs import JSONLinesLogger, Logger, NullLogger, checked_logger
+from nitro._logs import JSONLinesLogger, Logger, NullLogger, check_ready, checked_logger
 from nitro._optim import ManualOptimizers, Optimizer, frozen_names
 from nitro._programs import (
     RunPrograms,
@@ -201,6 +201,8 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         check_code(source.resumed, programs.step_code(), allow=given["allow_code_change"])
     # Last: a setup that fails leaves no run behind in whatever the logger writes to.
     logger = _make_logger(experiment, options, given["logger"])
+    if "train" in splits:
+        check_ready(logger)
     if source.resumed is not None:
         check_logger(source.resumed, logger)
     return Setup(
