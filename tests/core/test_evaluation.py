@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nitro
-from nitro.errors import ConfigError, DataError, HookError
+from nitro.errors import ConfigError, DataError, HookError, NitroWarning
 
 
 def test_any_split_is_evaluated_without_training(plane: Any, make_run: Any, points: Any) -> None:
@@ -116,6 +116,7 @@ def test_short_batch_is_padded_with_its_last_sample(plane: Any, make_run: Any) -
         (None, "got NoneType"),
         ({"y": np.zeros(3)}, r"wants the batch field `x`, but the batch has `y`"),
         ({"x": 3.0}, "holds float, not an array"),
+        ({"x": [[1.0] * 4]}, r"`x` .* is a list, not an array[\s\S]*`np\.asarray\(x, \.\.\.\)`"),
         ({"x": np.zeros((0, 4))}, "There are no rows in the batch given to `predict`"),
         ({"x": np.float32(3)}, r"disagree on the batch extent: `x` \(\)"),
     ],
@@ -201,3 +202,24 @@ def test_best_weights_of_a_run_without_a_score_are_refused(
         make_run(plane(), checkpointer=None).evaluate("val", weights="best")
     with pytest.raises(ConfigError, match=r'`weights` is \'final\'[\s\S]*"current" or "best"'):
         trained_plane.evaluate("val", weights="final")  # pyright: ignore[reportArgumentType]
+
+
+def test_third_new_shape_in_a_row_is_told_with_the_programs_that_it_took(
+    plane: Any, make_run: Any
+) -> None:
+    class Sums(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return x.sum(1) + model(x[:, :4])[:, 0] * 0
+
+    run = make_run(Sums(), data={})
+    for width in (4, 5, 4, 6):
+        assert run.predict({"x": np.ones((2, width))}).tolist() == [width, width]
+
+    def predict_more() -> None:
+        for width in (7, 8, 9, 10):
+            run.predict({"x": np.ones((2, width))})
+
+    with pytest.warns(NitroWarning, match=r"3 new shapes in a row; 5 .* for \(8,\)") as told:
+        predict_more()
+
+    assert len(told) == 1

@@ -726,3 +726,51 @@ def test_split_is_released_once_when_its_handle_is_closed(
     run.close()
 
     assert loader.released == 1
+
+
+class Longer(Loader):
+    """Promises fewer batches than it yields."""
+
+    def __len__(self) -> int:
+        return self.count - 1
+
+
+def test_training_source_that_goes_on_after_its_length_is_told_once(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    source = Longer(5, lambda index: points(5, seed=index))
+    run = make_run(plane(), data={"train": source}, checkpointer=None, max_epochs=2)
+
+    with pytest.warns(NitroWarning, match="`train` goes on after the 4 batches") as told:
+        run.train()
+
+    assert run.step == 8
+    assert len([w for w in told if "goes on after" in str(w.message)]) == 1
+
+
+def test_validation_list_is_not_converted_before_it_is_used(
+    plane: Any, make_run: Any, points: Any
+) -> None:
+    """Its batches' sizes are read, but for the first one no array is."""
+    read: list[int] = []
+
+    class Array:
+        def __init__(self, index: int, array: Any) -> None:
+            self.index, self.array = index, array
+            self.dtype, self.shape, self.ndim = array.dtype, array.shape, array.ndim
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            del copy
+            read.append(self.index)
+            return self.array if dtype is None else self.array.astype(dtype)
+
+    def batch(index: int, rows: int) -> Any:
+        return {n: Array(index, a) for n, a in points(rows, seed=index).items()}
+
+    val = [batch(index, rows) for index, rows in enumerate((5, 5, 3))]
+    run = make_run(plane(), data={"train": [points(5, seed=0)], "val": val}, checkpointer=None)
+    run.memory_plan()
+
+    assert set(read) == {0}
+    assert run.train().step == 1
+    assert set(read) == {0, 1, 2}

@@ -153,3 +153,15 @@ def test_class_variable_may_set_an_option(plane: Any, make_run: Any) -> None:
 def test_handle_shows_where_it_stands(trained_plane: nitro.Nitro) -> None:
     assert repr(trained_plane).startswith("Nitro(Plane: done, epoch 6, step 24, 5 parameters, ")
     assert trained_plane.experiment.fields() == {}
+
+
+def test_field_that_is_an_option_is_reported_once(plane: Any, make_run: Any) -> None:
+    class Lasting(plane):
+        max_epochs: int = 5
+        width: int = 3
+
+    report = str(make_run(Lasting(), max_epochs=2).binding)
+
+    assert report.count("max_epochs = ") == 1
+    assert "max_epochs = 2 (keyword)" in report
+    assert "width = 3" in report

@@ -778,3 +778,8 @@ def test_unchanged_run_goes_on_without_a_warning(
 ) -> None:
     assert make_run(plane(), max_epochs=4, resume="auto").train().epoch == 4
     assert not recwarn.list
+
+
+def test_resume_true_is_told_what_to_write(plane: Any, make_run: Any) -> None:
+    with pytest.raises(ConfigError, match=r'`resume` is True[\s\S]*fix: write `resume="auto"`'):
+        make_run(plane(), resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -200,3 +201,18 @@ def test_unrolled_steps_give_what_single_steps_give(tmp_path):
 def test_many_unrolled_convolutions_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="`steps_per_call` = 5 would unroll 10 convolutional"):
         trained(Convolved(samples=40), tmp_path, steps_per_call=5, accum=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "fix"),
+    [
+        ({"accum": 10}, "^`accum` = 10 would unroll 10", "^lower `accum` and raise the batch size"),
+        ({"steps_per_call": 10}, "^`steps_per_call` = 10 would unroll", "^leave `steps_per_call`"),
+    ],
+)
+def test_refusal_of_unrolled_convolutions_speaks_of_what_was_given(tmp_path, given, words, fix):
+    with pytest.raises(ConfigError, match=words) as error:
+        trained(Convolved(samples=40), tmp_path, **given)
+
+    assert re.search(fix, error.value.fix)
+    assert ";" not in error.value.fix

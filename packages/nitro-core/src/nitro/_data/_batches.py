@@ -217,6 +217,12 @@ def routed_fields(batch: Batch, names: Iterable[str], *, where: str) -> dict[str
 def _checked_field(name: str, value: Any, where: str) -> Any:
     if not jax.tree.leaves(value):
         _checked_leaf(name, value, where)
+    if isinstance(value, list | tuple) and not any(map(_is_array, jax.tree.leaves(value))):
+        raise DataError(
+            f"The batch field `{name}` in {where} is a {type(value).__name__}, not an array.",
+            expected="NumPy arrays, batch axis first",
+            fix=f"make one of it: `np.asarray({name}, ...)` with a dtype",
+        )
     return jax.tree.map(lambda leaf: _checked_leaf(name, leaf, where), value)
 
 

@@ -66,12 +66,20 @@ def loops_badly(jaxpr: Any) -> bool:
     return jax.default_backend() == "cpu" and bool(primitives(jaxpr) & LOOPS_BADLY_ON_CPU)
 
 
+_FIXES = {
+    "accum": "lower `accum` and raise the batch size by as much",
+    "steps_per_call": "leave `steps_per_call` out: one step a call is the fastest here",
+}
+
+
 def _check_unrolled(accum: int, steps_per_call: int | None) -> None:
     if accum * (steps_per_call or 1) > MAX_UNROLLED_ACCUM:
-        what = f"`accum` = {accum} and `steps_per_call` = {steps_per_call or 1}"
+        given = {"accum": accum, "steps_per_call": steps_per_call or 1}
+        above_one = {name: value for name, value in given.items() if value > 1}
+        what = " and ".join(f"`{name}` = {value}" for name, value in above_one.items())
         raise ConfigError(
             f"{what} would unroll {accum * (steps_per_call or 1)} convolutional steps into one "
             "program: on the CPU a convolution in a loop runs 20 times slower.",
             expected=f"at most {MAX_UNROLLED_ACCUM} on this platform",
-            fix="lower `accum` and raise the batch size by as much",
+            fix="; ".join(_FIXES[name] for name in above_one),
         )

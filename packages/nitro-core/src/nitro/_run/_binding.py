@@ -110,7 +110,11 @@ def _options(setup: Setup) -> Iterator[str]:
 def _fields(session: Session) -> Iterator[str]:
     fields = session.setup.experiment.fields()
     values = {**session.config(), **session.device_config()}
+    # One that is a run option as well is listed there, with the value that counts.
+    options = session.setup.options.sources
     for name, field in fields.items():
+        if name in options:
+            continue
         marker = "" if field.residency is Residency.HOST else f" ({field.residency.value})"
         derived = ", derived" if name in session.setup.derived else ""
         yield f"{name} = {_shortened(values[name])}{marker}{derived}"

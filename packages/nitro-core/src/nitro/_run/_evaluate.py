@@ -28,13 +28,16 @@ from nitro._metrics import Metric, MetricFold, check_finalised, host_number, rea
 from nitro._programs import LossTerm
 from nitro._state import TrainState
 from nitro._trees import Flat, named_leaves
-from nitro.errors import DataError, HookError
+from nitro.errors import DataError, HookError, warn
 
 from ._once import source_to_evaluate
 from ._prefetch import prefetched
 from ._setup import Setup
 from ._splits import check_evaluated, falls_back_to_loss
 from ._val_loss import LossFold
+
+_NEW_SHAPES = 3
+"""As many in a row are no accident: each request compiles."""
 
 
 class Evaluator:
@@ -48,6 +51,9 @@ class Evaluator:
         self._setup = setup
         self._width: int | None = _eval_width(setup)
         self._sources: dict[str, Any] = {}
+        self._predicted: set[tuple[tuple[int, ...], ...]] = set()
+        self._new_in_a_row = 0
+        self._has_told_shapes = False
 
     def warm_up(self, state: TrainState, device: Flat) -> None:
         """Compiles what validation needs, so that nothing compiles once training runs.
@@ -82,8 +88,15 @@ class Evaluator:
             counts: set[int] = set()
             for index, item in enumerate(source, start=1):
                 where = f"batch {index} of `val`"
-                counts.add(self._forward_fields(checked_batch(item, where=where), where=where)[1])
+                counts.add(self._rows_of(checked_batch(item, where=where), where=where))
         return {count for count in counts if 0 < count <= width}
+
+    def _rows_of(self, batch: Batch, *, where: str) -> int:
+        """The number of rows, from shapes alone where all fields have one: nothing is converted."""
+        fields = self._setup.hooks.routes["forward"].pick(batch)
+        if all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(fields)):
+            return num_rows(fields, where=where)
+        return self._forward_fields(batch, where=where)[1]
 
     def evaluate(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
         """The finalised metrics of a split.
@@ -183,7 +196,24 @@ class Evaluator:
                 expected="a batch: a mapping of the fields that `forward` names",
                 fix=f"write `run.predict({{{call}}})`",
             )
-        return self.outputs(state, device, batch, where="the batch given to `predict`")
+        outputs = self.outputs(state, device, batch, where="the batch given to `predict`")
+        self._tell_new_shapes({name: batch[name] for name in route.names(batch)})
+        return outputs
+
+    def _tell_new_shapes(self, fields: Flat) -> None:
+        """Tells once of requests that each compile a program of their own."""
+        shapes = tuple(np.shape(leaf)[1:] for leaf in jax.tree.leaves(fields))
+        self._new_in_a_row = 0 if shapes in self._predicted else self._new_in_a_row + 1
+        self._predicted.add(shapes)
+        if self._new_in_a_row == _NEW_SHAPES and not self._has_told_shapes:
+            self._has_told_shapes = True
+            compiled = sum(p.key.role == "forward" for p in self._setup.programs.held())
+            warn(
+                f"`predict` got {_NEW_SHAPES} new shapes in a row; {compiled} forward programs are "
+                f"compiled by now, the last one for {', '.join(map(str, shapes))} per sample.\n"
+                "  fix: pad the requests to a few lengths; or, to generate step by step, give "
+                "`forward` a window of one length"
+            )
 
     def outputs(self, state: TrainState, device: Flat, batch: Batch, *, where: str) -> Any:
         """`forward`'s outputs for all rows of a batch, as NumPy arrays."""

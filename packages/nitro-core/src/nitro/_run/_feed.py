@@ -23,7 +23,7 @@ from nitro._data import (
 from nitro._devices import device_memory_bytes
 from nitro._programs import StepPlan
 from nitro._trees import Flat
-from nitro.errors import DataError
+from nitro.errors import DataError, warn
 
 from ._position import open_epoch
 from ._prefetch import DEPTH, prefetched
@@ -196,6 +196,7 @@ class HostFeed:
         self.data_shapes: Flat = {}
         self._source = source
         self._length = len(source)
+        self._has_told_more = False
         self._names = names
         self._all_names = tuple(first)
         where = "the first batch of `train`"
@@ -239,8 +240,18 @@ class HostFeed:
             at_end = seen == num_steps * plan.accum
             if at_end:
                 # As a `for` loop would: a source that counts its epochs sees this one end.
-                next(opened.batches, None)
+                self._tell_more(next(opened.batches, None))
             yield FedChunk(chunk, count, opened.position(at_end))
+
+    def _tell_more(self, batch: Any) -> None:
+        """Tells once of batches behind the last one that the length promised."""
+        if batch is not None and not self._has_told_more:
+            self._has_told_more = True
+            warn(
+                f"The split `train` goes on after the {self._length} batches that its length "
+                "promised: an epoch ends there, and the next one starts anew.\n"
+                "  fix: let `__len__` count all batches of an epoch, or end `__iter__` after them"
+            )
 
     def _empty_chunk(self, plan: StepPlan) -> Any:
         lead = (plan.steps_per_call, plan.accum)
