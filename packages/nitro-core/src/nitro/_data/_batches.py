@@ -217,7 +217,7 @@ def routed_fields(batch: Batch, names: Iterable[str], *, where: str) -> dict[str
 def _checked_field(name: str, value: Any, where: str) -> Any:
     if not jax.tree.leaves(value):
         _checked_leaf(name, value, where)
-    if isinstance(value, list | tuple) and not any(map(_is_array, jax.tree.leaves(value))):
+    if isinstance(value, list | tuple) and all(map(_is_number, jax.tree.leaves(value))):
         raise DataError(
             f"The batch field `{name}` in {where} is a {type(value).__name__}, not an array.",
             expected="NumPy arrays, batch axis first",
@@ -257,6 +257,10 @@ def _checked_leaf(name: str, leaf: Any, where: str) -> np.ndarray:
             fix="map them to a smaller range in the loader, or set `JAX_ENABLE_X64=1`",
         )
     return array.astype(dtype, copy=False)
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, int | float | complex)
 
 
 def _is_array(leaf: Any) -> bool:
