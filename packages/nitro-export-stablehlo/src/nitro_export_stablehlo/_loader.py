@@ -185,7 +185,18 @@ class Bundle:
         self._check_weights(chosen)
         with x64_for(self._dtypes):
             exported = self._programs.exported(rows, values)
-            results = exported.call(*arrays, *(chosen[name] for name in self._weights))
+            try:
+                results = exported.call(*arrays, *(chosen[name] for name in self._weights))
+            # JAX has no rule for mapping over a program that is compiled already.
+            except NotImplementedError as error:
+                raise BundleError(
+                    f"`{self.name}` was called under a transformation that JAX cannot apply to it: "
+                    f"{error}",
+                    expected="`jax.jit`, or `jax.grad` where it was exported with `vjp_order`; no "
+                    "`jax.vmap`",
+                    fix="pass all rows in one call, which the batch axis is for; or map one after "
+                    "the other with `jax.lax.map`",
+                ) from error
         return dict(zip(self._names, results, strict=True))
 
     def grad(self, loss: Callable[..., jax.Array]) -> Callable[..., dict[str, jax.Array]]:

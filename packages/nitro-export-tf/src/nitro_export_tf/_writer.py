@@ -132,16 +132,24 @@ def write_saved_model(
     module = tf.Module(name="nitro")
     module.weights = variables
     module.serve = _make_endpoint(tf, functions[DEFAULT], inputs)
-    with _quiet():
-        tf.saved_model.save(
-            module,
-            str(root),
-            signatures=functions,
-            options=tf.saved_model.SaveOptions(
-                experimental_custom_gradients=program.vjp_order > 0,
-                experimental_image_format=False,
-            ),
-        )
+    try:
+        with _quiet():
+            tf.saved_model.save(
+                module,
+                str(root),
+                signatures=functions,
+                options=tf.saved_model.SaveOptions(
+                    experimental_custom_gradients=program.vjp_order > 0,
+                    experimental_image_format=False,
+                ),
+            )
+    # TensorFlow writes by itself, and has errors of its own for a full disk.
+    except tf.errors.OpError as error:
+        raise ExportError(
+            f"TensorFlow cannot write the SavedModel: {error.message}",
+            expected="a folder that can be written, with room for the weights",
+            fix="free the disk, or choose another `dir`",
+        ) from error
     _fix_fingerprint(root)
     write_assets(program, root, versions)
     write_warmup(tf, root, program.name, _warmup_requests(program))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 import secrets
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,24 @@ _MOST_OF_METRIC = 100
 _saving = threading.Lock()
 """Held for each save: Orbax numbers its operations for the whole process, and two that run at
 once take each other's signals."""
+
+
+class _NoThreads(logging.Filter):
+    """Drops what Orbax's threads log of an error that the thread which waits raises as well."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "_SignalingThread" not in record.getMessage()
+
+
+@contextmanager
+def _quiet_threads() -> Generator[None]:
+    """Keeps Orbax from printing tracebacks of its own in front of our message."""
+    logger, quiet = logging.getLogger("absl"), _NoThreads()
+    logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        logger.removeFilter(quiet)
 
 
 class RecordWriter:
@@ -172,7 +192,11 @@ class RecordWriter:
             meta=ocp.args.JsonSave(values),
             arrays=ocp.args.PyTreeSave(without_empty(arrays)),
         )
-        with _saving, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with (
+            _saving,
+            _quiet_threads(),
+            ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer,
+        ):
             checkpointer.save(self.directory / entry.name, args=arguments)
 
     def _list(self, entries: list[RecordEntry], *, dropped: list[RecordEntry]) -> None:

@@ -81,7 +81,7 @@ def _check_source(split: Any, source: Any) -> None:
             "DataLoader",
             fix="let `__iter__` return a new iterator, for example by writing it with `yield`",
         )
-    length: int = len(source)  # pyright: ignore[reportArgumentType] - it has __len__
+    length = _length_of(split, source)
     if length > _LONGEST:
         raise DataError(
             f"The split `{split}` has {length} batches: it never ends.",
@@ -90,6 +90,19 @@ def _check_source(split: Any, source: Any) -> None:
         )
     if length == 0:
         raise DataError(f"The split `{split}` has no batches.", expected="at least one batch")
+
+
+def _length_of(split: str, source: Any) -> int:
+    try:
+        return len(source)
+    # An infinite `tf.data.Dataset`, or one that filters, has a `__len__` that raises.
+    except TypeError as error:
+        raise DataError(
+            f"The split `{split}` is {type(source).__name__}, whose `len()` fails: {error}",
+            expected="the batches of one epoch, and a length that counts them",
+            fix="leave `.repeat()` out: every epoch goes through the source anew; where TensorFlow "
+            "cannot count, say how many with `tf.data.experimental.assert_cardinality(n)`",
+        ) from error
 
 
 def first_batch(split: str, source: Iterable[Any]) -> Batch:

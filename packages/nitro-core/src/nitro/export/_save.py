@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def export_model(
     session.report_drift()
     with session.in_phase(Phase.EXPORTING):
         program = build_program(session, request)
-        with staged(target) as staging:
+        with _describe_unwritable(target), staged(target) as staging:
             _write(writer, program, staging, backend_options)
             if verify:
                 _verify(writer, program, staging, is_installed=isinstance(backend, str))
@@ -222,6 +223,27 @@ _SHAPING = frozenset(
         "provenance",
     )
 )
+
+
+@contextmanager
+def _describe_unwritable(target: Path) -> Generator[None]:
+    """Says of a full or read-only disk where the artifact should have gone.
+
+    Raises:
+        ExportError: The system refuses to write; nothing is left behind.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        reason = error.strerror or str(error)
+        raise ExportError(
+            f"`{target}` cannot be written: {reason}.",
+            expected="a folder that can be written, with room for the artifact twice where it "
+            "replaces another",
+            fix="free the disk, or choose another `dir`; nothing of this export was left behind",
+        ) from error
 
 
 def _require_local_platform(platforms: Sequence[str]) -> None:
