@@ -519,3 +519,116 @@ def test_set_device_refuses_what_does_not_fit(handle, values, match):
     with pytest.raises(ConfigError, match=match):
         run.set_device(**values)
     assert run.device_value("scale") == np.float32(1.0)
+
+
+class Pictured(Line):
+    """Counts its rows, and draws them."""
+
+    max_epochs: int = 2
+
+    def metrics(self, height, *, y):
+        errors = (height - y) ** 2
+        return {"rows": (len(y), None), "mse": (errors.sum(), len(y)), "errors": ("concat", errors)}
+
+    def finalize_metrics(self, reduced, split):
+        return {**reduced, "errors": float(reduced["errors"].max())}
+
+    def figures(self, reduced, split):
+        from matplotlib.figure import Figure
+
+        figure = Figure()
+        figure.add_subplot(title=split).hist(reduced["errors"])
+        return {"errors of/rows": figure}
+
+
+def test_figures_are_files_where_the_logger_shows_none(handle):
+    pytest.importorskip("matplotlib")
+    run = handle(Pictured()).train()
+
+    names = sorted(path.name for path in (run.run_dir / "figures").iterdir())
+    assert names == [f"val-errors-of-rows-epoch000{epoch}.png" for epoch in (1, 2)]
+    assert (run.run_dir / "figures" / names[0]).read_bytes().startswith(b"\x89PNG")
+    run.validate()  # a call of the user's draws nothing
+    assert len(list((run.run_dir / "figures").iterdir())) == 2
+
+
+class Wall:
+    """Where figures end up: a JSON Lines log that shows images."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+
+    def bind(self, run_dir):
+        return self
+
+    def figure(self, name, figure, *, context, step, epoch, **more):
+        self.shown.append((name, context, step, epoch, len(figure.axes)))
+        return True
+
+    def __getattr__(self, verb):
+        if verb not in nitro._logs._protocol.VERBS:
+            raise AttributeError(verb)
+        return lambda *values, **facts: None
+
+
+def test_figures_go_to_every_logger_that_shows_images(handle):
+    pytest.importorskip("matplotlib")
+    first, second = Wall(), Wall()
+    logger = nitro.MultiLogger(nitro.JSONLinesLogger(), first, second)
+    run = handle(Pictured(), logger=logger).train()
+
+    assert first.shown == second.shown
+    assert first.shown == [("errors of/rows", "val", step, e, 1) for e, step in ((1, 10), (2, 20))]
+    assert not (run.run_dir / "figures").exists()
+    assert run.logger[Wall] is first
+    assert run.logger[nitro.JSONLinesLogger].path == run.run_dir / "metrics.jsonl"
+    with pytest.raises(ConfigError, match=r"no EarlyStop\.[\s\S]*`JSONLinesLogger`"):
+        run.logger[EarlyStop]
+
+
+def test_tensorboard_gets_figures_as_images(handle):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tensorboardX")
+    run = handle(Pictured(), logger=nitro.TensorBoardLogger()).train()
+
+    (events,) = (run.run_dir / "tensorboard").iterdir()
+    assert events.read_bytes().count(b"val/errors_of/rows") == 2
+    assert b"\x89PNG" in events.read_bytes()
+
+
+@pytest.mark.parametrize("drawn", [lambda: 1 / 0, lambda: [1], lambda: {"a": 1}])
+def test_picture_that_fails_ends_no_run(handle, drawn):
+    class Clumsy(Line):
+        max_epochs: int = 1
+
+        def figures(self, reduced, split):
+            return drawn()
+
+    with pytest.warns(NitroWarning, match=r"`Clumsy.figures` drew nothing for `val`"):
+        run = handle(Clumsy()).train()
+
+    assert run.stop_reason == "completed"
+
+
+def test_totals_of_whole_numbers_stay_whole(handle):
+    pytest.importorskip("matplotlib")
+    run = handle(Pictured()).train()
+
+    assert run.history["rows"] == [40, 40]
+    assert all(type(rows) is int for rows in run.history["rows"])
+    assert [line["rows"] for line in log_lines(run) if "rows" in line] == [40, 40]
+    assert "40.0" not in repr(run.history)
+
+
+def test_phases_say_which_split_is_evaluated_and_for_whom(handle):
+    run = handle(Line(max_epochs=1))
+    told = []
+    run.on_phase(lambda event: told.append((event.phase.value, event.split, event.by_user)))
+
+    run.train()
+    run.evaluate("train")
+
+    assert [one for one in told if one[1] is not None] == [
+        ("evaluating", "val", False), ("training", "val", False),
+        ("evaluating", "train", True), ("done", "train", True),
+    ]  # fmt: skip

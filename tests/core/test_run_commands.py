@@ -102,6 +102,7 @@ def test_train_sets_fields_and_options(cli: Any) -> None:
         "runs/one",
         "--seed",
         "5",
+        "-v",
     )
 
     assert code == 0, err
@@ -503,3 +504,39 @@ def test_resume_says_where_the_last_run_left_no_checkpoint(make_run: Any, plane:
     assert f'resume="{named}"' in str(told[0].message)
     again = make_run(plane(), max_epochs=2, run_dir=first.run_dir, resume=named)
     assert (again.run_id, again.epoch) == (first.run_id, 1)
+
+
+def test_train_begins_with_one_line(cli: Any) -> None:
+    _, _, err = cli("train", "slope.py:Slope", "--run-dir", "r")
+
+    first, second, *_ = err.splitlines()
+    assert re.fullmatch(
+        r"Slope \(.*slope\.py:\d+\): built by `build_model`; 13 parameters, .* MiB; "
+        r"into r \(-v for the whole report\)",
+        first,
+    )
+    assert second.startswith("epoch 1/2")
+
+
+def test_evaluate_takes_val_where_there_is_no_test_and_says_so(cli: Any) -> None:
+    source = _SOURCE.replace(', "test": loader()', "")
+    Path("slope.py").write_text(source)
+    cli("train", "slope.py:Slope", "--run-dir", "r")
+
+    code, out, err = cli("evaluate", "r")
+
+    best = read_run_file("r").to_history().best
+    assert (code, err) == (0, "There is no split `test`: evaluated on `val`.\n")
+    assert ", val:\n" in out
+    assert f"val_loss  {best['val_loss']:.6g}" in out
+
+
+def test_folder_of_runs_lists_them_where_a_run_is_wanted(cli: Any) -> None:
+    for name in ("a", "b"):
+        cli("train", "slope.py:Slope", "--run-dir", f"sweep/{name}")
+
+    code, _, err = cli("evaluate", "sweep")
+
+    here = Path("sweep").absolute()
+    assert code == 1
+    assert f"fix: name one of the runs in it: `{here}/a`, `{here}/b`" in err

@@ -161,7 +161,7 @@ class _Reader:
             raise HookError(
                 f"{self._where} returned the shape {tuple(number.shape)} for the metric "
                 f"`{_joined(path)}`, which is concatenated, on a batch of {self._rows}.",
-                expected=f"one entry per sample along axis 1: ({self._rows}, ...)",
+                expected=f"one entry per sample along the batch axis, the first one: ({self._rows}, ...)",
             )
         return Metric(number, outer.count, path, outer.mode)
 
@@ -199,7 +199,7 @@ class MetricFold:
         self._pending = metrics
 
     def result(self) -> dict[str, Any]:
-        """The reduced metrics, nested as they were returned: plain floats or arrays.
+        """The reduced metrics, nested as they were returned: plain numbers or arrays.
 
         Raises:
             HookError: The counts of a metric add up to 0.
@@ -214,7 +214,7 @@ class MetricFold:
                     expected="a denominator above 0",
                 )
             value = fold.result()
-            _put(result, path, float(value) if np.ndim(value) == 0 else value)
+            _put(result, path, value.item() if np.ndim(value) == 0 else value)
         return result
 
     def concatenated(self) -> dict[_Path, int]:
@@ -267,8 +267,10 @@ class _Fold:
         if self.mode == "concat":
             self.parts.append(value)
             return
-        # In float64 whatever the hook computed in, so that the order of batches hardly counts.
-        value = value.astype(np.float64)
+        # In float64 whatever the hook computed in, so that the order of batches hardly counts;
+        # whole numbers are exact as they are.
+        is_whole = value.dtype.kind in "biu" and self.mode != "mean"
+        value = value.astype(np.int64 if is_whole else np.float64)
         fold = _FOLDS[self.mode]
         self._total = value if self._total is None else fold(self._total, value)
         if self.mode == "mean":
@@ -344,9 +346,13 @@ def _put(tree: dict[str, Any], path: _Path, value: Any) -> None:
 
 
 def flat_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a nested mapping, as `outer/inner` → float; nothing else."""
+    """The numbers of a nested mapping, as `outer/inner` → number; whole ones stay whole."""
     numbers = ((_joined(path), host_number(value)) for path, value in _flat(metrics, ()))
-    return {name: float(n) for name, n in numbers if n is not None and n.ndim == 0}
+    return {
+        name: int(n) if n.dtype.kind in "iu" else float(n)
+        for name, n in numbers
+        if n is not None and n.ndim == 0
+    }
 
 
 def flat_arrays(metrics: Mapping[str, Any]) -> dict[str, np.ndarray]:

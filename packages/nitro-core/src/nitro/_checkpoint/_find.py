@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nitro._journal import find_runs
 from nitro._paths import local_path
 from nitro.errors import CheckpointError, did_you_mean
 
 from ._index import META_FILE, RecordEntry, read_index
 from ._policy import TopK
 
+_MOST_LISTED = 8
 Which = Literal["best", "latest"]
 
 _FORMS = (
@@ -93,7 +95,12 @@ def _where_to_look(name: _Name, run_dir: Path | None) -> str:
         return f'write "{run_dir}@{name.text.removeprefix("@")}"'
     if not name.base.exists():
         return f"`{name.base}` does not exist: check the path"
-    return f"look into `{records_dir(name.base)}`"
+    below = [str(path) for path in find_runs(name.base) if path != name.base]
+    if below:
+        shown = ", ".join(f"`{path}`" for path in below[:_MOST_LISTED])
+        more = len(below) - _MOST_LISTED
+        return f"name one of the runs in it: {shown}" + (f", and {more} more" if more > 0 else "")
+    return f"train into it first: there is no run in `{name.base}`"
 
 
 def _of_run(entries: list[RecordEntry], name: _Name, directory: Path) -> list[RecordEntry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -15,15 +16,22 @@ def evaluate(
     target: Source,
     *,
     checkpoint: CheckpointName = None,
-    split: Annotated[str, typer.Option(help="The split to evaluate.")] = "test",
+    split: Annotated[
+        str | None, typer.Option(help="The split to evaluate. [test; val where there is none]")
+    ] = None,
     sets: Sets = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the metrics of a run's best record on a split."""
-    from nitro._run import Nitro
+    from nitro._run import Nitro, session_of
 
     experiment, record = open_source(target, checkpoint, sets)
     with Nitro(experiment, checkpoint=record.path, logger=None, checkpointer=None) as run:
+        splits = session_of(run).setup.splits
+        if split is None:
+            split = "test" if "test" in splits or "val" not in splits else "val"
+            if split == "val":
+                print("There is no split `test`: evaluated on `val`.", file=sys.stderr)
         metrics = run.evaluate(split)
     if as_json:
         from nitro._logs import plain

@@ -27,6 +27,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest record, if there is one.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print the whole binding report.")
+    ] = False,
 ) -> None:
     """Train an experiment; Ctrl-C stops it with a record, a second one aborts."""
     from nitro._run import Nitro, load_experiment, session_of
@@ -49,11 +52,17 @@ def train(
     flags = {"preset": preset, **given, "run_dir": run.run_dir}
     session_of(run).resume_command = _resume_command(target, sets or [], flags)
     # What is read while it trains goes to stderr, the outcome to stdout.
-    print(run.binding, file=sys.stderr)
+    print(run.binding if verbose else _in_a_line(run), file=sys.stderr)
     with run:
         run.train()
         has_file = bool(find_runs(run.run_dir))
         print(describe_outcome(read_run_file(run.run_dir)) if has_file else repr(run))
+
+
+def _in_a_line(run: Any) -> str:
+    """The binding report's title and weights, and where the run is."""
+    title, weights, *_ = run.binding.sections
+    return f"{title.title}: {weights.lines[0]}; into {run.run_dir} (-v for the whole report)"
 
 
 def _resume_command(target: str, sets: list[str], flags: dict[str, Any]) -> str:

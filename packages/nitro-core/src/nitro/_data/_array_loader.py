@@ -129,12 +129,12 @@ def _common_length(arrays: Mapping[str, np.ndarray]) -> int:
         if array.ndim == 0 or array.shape[0] == 0:
             raise DataError(
                 f"The array `{name}` of an ArrayLoader has the shape {array.shape}.",
-                expected="at least one sample along axis 1",
+                expected="at least one sample: the batch axis is the first",
             )
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
             f"The arrays of an ArrayLoader disagree on the number of samples: {lengths}.",
-            expected="one number of samples along axis 1 of every array",
+            expected="one number of samples in every array, whose batch axis is the first",
         )
     return next(iter(lengths.values()))

@@ -307,7 +307,7 @@ def num_rows(fields: Batch, *, where: str) -> int:
         listing = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items()) or "none"
         raise DataError(
             f"The fields of {where} disagree on the batch extent: {listing}.",
-            expected="one number of samples along axis 1 of every field",
+            expected="one number of samples in every field, whose batch axis is the first",
         )
     return extents.pop() or 0
 

@@ -48,6 +48,7 @@ class Experiment:
       what is in it. Padding is never seen.
     - `metrics_residency(self, hook)` says where it runs: on the host, or compiled.
     - `finalize_metrics(self, reduced, split)` returns what is logged for a split.
+    - `figures(self, reduced, split)` returns matplotlib figures of a split by name.
     - `train_metrics(self, outputs, *, y)` returns name → scalar, traced with the loss and
       logged for each step.
     - `derive(self, data)` returns field values that follow from the data.
@@ -171,6 +172,19 @@ class Experiment:
         """Returns what is logged for `split`; runs on the host, once per split."""
         del split
         return reduced
+
+    def figures(self, reduced: dict[str, Any], split: str) -> dict[str, Any]:
+        """Returns matplotlib figures by name; drawn after each validation of a training run.
+
+        A logger that shows images gets them; without one they are files in the folder `figures`
+        of the run's directory. They are closed afterwards.
+
+        Args:
+            reduced: What `finalize_metrics` gets: the reduced metrics, concatenated ones too.
+            split: The split, "val".
+        """
+        del reduced, split
+        return {}
 
     # `*args, **kwargs` lets type checkers accept an override of either form.
     def optimizer(self, group: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:

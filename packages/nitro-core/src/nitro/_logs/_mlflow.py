@@ -147,6 +147,15 @@ class MLflowLogger:
         else:
             self.client.log_dict(self._opened(), {"value": plain(value)}, f"{name}.json")
 
+    def figure(
+        self, name: str, figure: Any, *, context: str, step: int, epoch: int, **_more: Any
+    ) -> bool:
+        """Stores a matplotlib figure as an artifact for each epoch."""
+        del step  # the epoch says when
+        path = f"figures/{context}/{name}/epoch{epoch:04d}.png"
+        self.client.log_figure(self._opened(), figure, path)
+        return True
+
     def confusion(self, matrix: Any, *, step: int, epoch: int, **_more: Any) -> None:
         """Stores a matrix as an artifact for each step."""
         content = {"step": step, "epoch": epoch, "matrix": plain(matrix)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from nitro.errors import CheckpointError, ConfigError
+from nitro.errors import CheckpointError, ConfigError, did_you_mean
 
 from ._protocol import FinishStatus, Logger, check_ready, checked_logger, log_block
+
+_Kind = TypeVar("_Kind")
 
 
 class MultiLogger:
@@ -82,6 +84,27 @@ class MultiLogger:
         """Passes it on."""
         for logger in self.loggers:
             logger.other(name, value, **more)
+
+    def figure(self, name: str, figure: Any, **facts: Any) -> bool:
+        """Passes it on to those that show images; says whether there is one."""
+        shows = [show for one in self.loggers if (show := getattr(one, "figure", None)) is not None]
+        shown = [show(name, figure, **facts) for show in shows]
+        return any(shown)
+
+    def __getitem__(self, kind: type[_Kind]) -> _Kind:
+        """The logger of a class, bound to the run: `run.logger[nitro.TensorBoardLogger]`.
+
+        Raises:
+            ConfigError: There is none; names the classes that there are.
+        """
+        for logger in self.loggers:
+            if isinstance(logger, kind):
+                return logger
+        raise ConfigError(
+            f"The MultiLogger has no {kind.__name__}.",
+            expected=did_you_mean(kind.__name__, [type(one).__name__ for one in self.loggers]),
+            fix="`logger.loggers` are all of them, in order",
+        )
 
     def confusion(self, matrix: Any, *, step: int, epoch: int, **more: Any) -> None:
         """Passes it on."""

@@ -27,12 +27,14 @@ VERBS = (
 class Logger(Protocol):
     """Receives what a run reports. Extra keywords may come with later versions.
 
-    Five more methods are called where a logger has them: `bind(run_dir)` returns the logger
-    for a run; `check_ready()` raises at the setup of a handle that trains where it could not log; `metrics_block(columns, *, context, first_step, epoch, **more)` takes the steps
-    of one call of the program at once, instead of a call of `metrics` for each; `set_aside()`
+    Six more methods are called where a logger has them: `bind(run_dir)` returns the logger
+    for a run; `check_ready()` raises at the setup of a handle that trains where it could not
+    log; `metrics_block(columns, *, context, first_step, epoch, **more)` takes the steps of one
+    call of the program at once, instead of a call of `metrics` for each; `set_aside()`
     comes before `reattach` where that cuts off what another run has logged; `blank_state()`
     returns what `reattach` gets where a process was killed before its first record, and its
-    run starts over.
+    run starts over; `figure(name, figure, *, context, step, epoch, **more)` shows a matplotlib
+    figure, and returns whether it did.
     """
 
     def metrics(

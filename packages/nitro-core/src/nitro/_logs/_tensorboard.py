@@ -103,6 +103,14 @@ class TensorBoardLogger:
         text = value if isinstance(value, str) else json.dumps(plain(value), indent=1)
         self.writer.add_text(f"other/{name}", f"<pre>{html.escape(text)}</pre>", self._step)
 
+    def figure(
+        self, name: str, figure: Any, *, context: str, step: int, epoch: int, **_more: Any
+    ) -> bool:
+        """Writes a matplotlib figure as the image `context/name`."""
+        del epoch  # the step says when
+        self.writer.add_figure(f"{context}/{name}", figure, step, close=False)
+        return True
+
     def confusion(self, matrix: Any, *, step: int, epoch: int, **_more: Any) -> None:
         """Writes a matrix as a table."""
         del epoch  # the step says when

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -54,6 +54,8 @@ class Evaluator:
         self._predicted: set[tuple[tuple[int, ...], ...]] = set()
         self._new_in_a_row = 0
         self._has_told_shapes = False
+        self.draws = False
+        self.figures: dict[str, Any] = {}
 
     def warm_up(self, state: TrainState, device: Flat) -> None:
         """Compiles what validation needs, so that nothing compiles once training runs.
@@ -280,8 +282,39 @@ class Evaluator:
         arguments = (device, pieces, fields, np.ones(rows, bool))
         return self._setup.programs.loss(*arguments)(*arguments)
 
+    def _draw(self, reduced: dict[str, Any], split: str) -> dict[str, Any]:
+        """What `figures` draws, where the caller of this evaluation wants it."""
+        if not self.draws:
+            return {}
+        hook = f"{self._setup.owner}.figures"
+        try:
+            return self._checked_figures(hook, self._setup.experiment.figures(dict(reduced), split))
+        # A picture is not worth a run.
+        except Exception as error:  # noqa: BLE001
+            warn(f"`{hook}` drew nothing for `{split}`: {type(error).__name__}: {error}")
+            return {}
+
+    def _checked_figures(self, hook: str, figures: Any) -> dict[str, Any]:
+        if not isinstance(figures, Mapping):
+            raise HookError(
+                f"`{hook}` returned {type(figures).__name__}.",
+                expected='a mapping of matplotlib figures by name, such as {"confusion": figure}',
+                fix="return {} where there is nothing to draw",
+            )
+        for name, figure in figures.items():
+            if not hasattr(figure, "savefig"):
+                raise HookError(
+                    f"`{hook}` returned {type(figure).__name__} as `{name}`.",
+                    expected="a matplotlib figure",
+                    fix="return the figure, as `plt.subplots()` gives it, not its axes",
+                )
+        return dict(cast("Mapping[str, Any]", figures))
+
     def _finalised(self, losses: dict[str, float], fold: MetricFold, split: str) -> dict[str, Any]:
-        result = self._setup.experiment.finalize_metrics({**losses, **fold.result()}, split)
+        reduced = {**losses, **fold.result()}
+        # Before `finalize_metrics`, which may drop what it has used.
+        self.figures = self._draw(reduced, split)
+        result = self._setup.experiment.finalize_metrics(reduced, split)
         hook = f"{self._setup.owner}.finalize_metrics"
         check_finalised(result, fold, hook=hook, split=split)
         clash = [name for name in HISTORY_KEYS if name in result]

@@ -357,7 +357,7 @@ class Nitro:
         with self._session.verb():
             if weights == "best":
                 return evaluate_best(self._session, split)
-            return self._session.evaluate(split)
+            return self._session.evaluate(split, by_user=True)
 
     def predict(self, batch: Any) -> Any:
         """`forward` in evaluation mode.

@@ -20,6 +20,7 @@ from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
 from ._divergence import end_error, first_end, refuse_not_finite
 from ._earlier import part_from_earlier_run
+from ._figures import keep_figures
 from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
@@ -296,7 +297,19 @@ def _validate(session: Session) -> tuple[dict[str, Any], dict[str, float] | None
     """All metrics by flat name, for the history; and the scalars, if there is a split."""
     if "val" not in session.setup.splits:
         return {}, None
-    metrics = session.evaluate("val")
+    session.evaluator.draws = True
+    try:
+        metrics = session.evaluate("val")
+    finally:
+        session.evaluator.draws = False
+    keep_figures(
+        session.evaluator.figures,
+        logger=session.setup.logger,
+        run_dir=session.setup.options.run_dir,
+        split="val",
+        step=session.step,
+        epoch=session.epoch,
+    )
     scalars = flat_scalars(metrics)
     finite = _finite(session, scalars, "val", session.step)
     session.setup.logger.metrics(finite, context="val", step=session.step, epoch=session.epoch)

@@ -41,6 +41,9 @@ class PhaseEvent:
         step: Finished optimizer steps.
         epoch: Finished epochs.
         metrics: What was validated, on the way out of EVALUATING; else empty.
+        split: The split that is evaluated, on the way into EVALUATING and out of it; else None.
+        by_user: Whether that evaluation was asked for by a call of `evaluate` or `validate`,
+            and is not the one after an epoch of training.
     """
 
     phase: Phase
@@ -49,6 +52,8 @@ class PhaseEvent:
     step: int
     epoch: int
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None
+    by_user: bool = False
 
 
 Monitor = Callable[[PhaseEvent], object]

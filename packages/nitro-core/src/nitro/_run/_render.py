@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from nitro._data import Batch, checked_batch, num_rows
 from nitro._experiment import Route, has_hook, read_route
 from nitro.errors import ConfigError, DataError, ExperimentError, HookError, did_you_mean
 
+from ._figures import close_figure
 from ._phases import Phase
 from ._session import Session
 
@@ -85,7 +85,7 @@ def render(session: Session, request: RenderRequest) -> list[Path]:
             stem = request.out_dir / f"{request.tag}_{sample.index:05d}"
             paths.append(_saved(experiment, figure, stem))
         finally:
-            _close(figure)
+            close_figure(figure)
     return paths
 
 
@@ -206,11 +206,3 @@ def _saved(experiment: Any, figure: Any, stem: Path) -> Path:
         fix="return the figure alone, or add `save_figure(self, figure, stem)`, which saves it "
         "under `stem` with a suffix and returns the path",
     )
-
-
-def _close(figure: Any) -> None:
-    """Takes a figure from pyplot's list, where it would stay for good."""
-    pyplot: Any = sys.modules.get("matplotlib.pyplot")
-    figures: Any = sys.modules.get("matplotlib.figure")
-    if pyplot is not None and isinstance(figure, figures.Figure):
-        pyplot.close(figure)

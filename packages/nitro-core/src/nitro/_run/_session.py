@@ -114,6 +114,7 @@ class Session:
     monitors: Monitors = field(default_factory=Monitors)
     handle: Any = None
     _is_in_verb: bool = False
+    _evaluated: tuple[str | None, bool] = (None, False)
     _told_options: set[str] = field(default_factory=set[str])
 
     @contextmanager
@@ -193,6 +194,8 @@ class Session:
             self._publish(Phase.IDLE, self.phase, None)
 
     def _publish(self, phase: Phase, before: Phase, metrics: Mapping[str, Any] | None) -> None:
+        is_evaluation = Phase.EVALUATING in (phase, before)
+        split, by_user = self._evaluated if is_evaluation else (None, False)
         self.monitors.publish(
             PhaseEvent(
                 phase=phase,
@@ -201,6 +204,8 @@ class Session:
                 step=self.step,
                 epoch=self.epoch,
                 metrics=metrics or {},
+                split=split,
+                by_user=by_user,
             )
         )
 
@@ -228,9 +233,10 @@ class Session:
                 self._told_options.add(name)
                 yield f"{self.setup.owner}.{name}: {before!r} → {after!r}"
 
-    def evaluate(self, split: str) -> dict[str, Any]:
+    def evaluate(self, split: str, *, by_user: bool = False) -> dict[str, Any]:
         """The finalised metrics of a split, with the current weights."""
         before = self.phase
+        self._evaluated = (split, by_user)
         with self.in_phase(Phase.EVALUATING):
             metrics = self.evaluator.evaluate(self.state, self.device, split)
             self.enter(before, metrics)
