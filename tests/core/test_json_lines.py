@@ -54,7 +54,6 @@ def test_block_is_on_disk_as_the_lines_one_by_one_would_be(tmp_path: Path) -> No
     assert [line["step"] for line in _lines(tmp_path / "block.jsonl")] == [8, 9, 10]
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_second_run_has_a_file_of_its_own(plane: Any, make_run: Any) -> None:
     first = _lines(make_run(plane()).train().run_dir / "metrics.jsonl")
     run_dir = make_run(plane()).train().run_dir

@@ -454,7 +454,6 @@ def test_early_stopping_on_an_unknown_metric_is_refused_at_setup(handle):
         handle(early_stop=EarlyStop(metric="acc"))
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_divergence_may_be_allowed(handle, tmp_path):
     class Diverging(Line):
         def loss(self, height, *, y):
@@ -478,6 +477,25 @@ def test_a_finished_run_is_not_trained_again(handle):
     run.train()
 
     assert run.step == 10
+
+
+@pytest.mark.parametrize("convert", [float, np.asarray, bool, lambda value: range(int(value))])
+def test_value_that_a_traced_hook_wants_is_told_with_its_line(handle, convert):
+    class Curious(Line):
+        def loss(self, height, *, y):
+            loss = super().loss(height, y=y)
+            convert(loss)
+            return loss
+
+    with pytest.raises(nitro.errors.HookError) as told:
+        handle(Curious()).train()
+
+    assert re.match(
+        r"`Curious.loss` is traced, and needs the value of a traced array, in "
+        r"test_lifecycle\.py:\d+ in (Curious\.loss|.*lambda>): ",
+        str(told.value),
+    )
+    assert "fix: use `jax.numpy`, or leave `float()`" in str(told.value)
 
 
 def test_set_device_takes_effect_at_once_and_reads_back(handle):

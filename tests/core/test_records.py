@@ -139,7 +139,6 @@ def test_training_may_start_from_a_record(
     assert not np.array_equal(_kernel(run), before)
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_second_run_in_a_folder_keeps_the_records_of_the_first(
     plane: Any, make_run: Any, points: Any
 ) -> None:

@@ -160,7 +160,6 @@ def test_run_that_goes_on_after_a_branch_finds_its_own_log_again(
     assert _log(run, "metrics.2.jsonl") == of_branch
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_run_that_goes_on_sets_aside_what_a_later_one_logged_behind_it(
     plane: Any, make_run: Any, half: nitro.Nitro
 ) -> None:
@@ -192,7 +191,6 @@ def test_log_that_was_edited_is_set_aside_and_begun_anew(
     assert (half.run_dir / "metrics.1.jsonl").read_text() == edited
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 @pytest.mark.parametrize("form", ["{dir}#{run}@latest", "{dir}#{run}", "{run}@latest", "{run}"])
 def test_run_is_named_by_its_id(plane: Any, make_run: Any, half: nitro.Nitro, form: str) -> None:
     first = nitro.checkpoints(half.run_dir)[-1]
@@ -205,7 +203,6 @@ def test_run_is_named_by_its_id(plane: Any, make_run: Any, half: nitro.Nitro, fo
     assert nitro.checkpoints(half.run_dir)[-1].run == first.run
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_best_of_a_run_is_found_by_its_id(plane: Any, make_run: Any, half: nitro.Nitro) -> None:
     first = nitro.checkpoints(half.run_dir)
     make_run(plane(), seed=1).train()

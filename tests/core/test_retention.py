@@ -114,7 +114,6 @@ def test_metric_that_nothing_scores_is_told(scripted: Any, points: Any) -> None:
 # Over a whole directory ----------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_whole_directory_may_be_ranked(scripted: Any) -> None:
     first = scripted([0.2, 0.5, 0.4], checkpointer=TopK(k=2, metric="score")).train()
     assert _scores(first.run_dir) == [(1, 0.2), (3, 0.4)]
@@ -129,7 +128,6 @@ def test_whole_directory_may_be_ranked(scripted: Any) -> None:
     assert _scores(first.run_dir) == [(1, 0.2), (1, 0.3), (2, 0.9)]
 
 
-@pytest.mark.filterwarnings("ignore:.*holds an earlier run")
 def test_records_of_other_runs_stay_by_default(scripted: Any) -> None:
     first = scripted([0.2, 0.5], checkpointer=TopK(k=1, metric="score")).train()
     scripted([0.1], checkpointer=TopK(k=1, metric="score")).train()

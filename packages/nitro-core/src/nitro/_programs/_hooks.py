@@ -17,6 +17,7 @@ from nitro._trees import Flat, describe_array
 from nitro.errors import HookError
 
 from ._loss import LossTerm, read_loss
+from ._source_lines import raised_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,10 @@ class TracedHooks:
         Raises:
             HookError: The outputs are not an array or a (nested) dict of arrays.
         """
-        outputs = view.forward(model, **self.routes["forward"].pick(batch))
-        _check_outputs(self.routes["forward"].hook, outputs)
+        hook = self.routes["forward"].hook
+        with _explained(hook, _BRANCHES):
+            outputs = view.forward(model, **self.routes["forward"].pick(batch))
+        _check_outputs(hook, outputs)
         return outputs
 
     def loss(self, view: Any, outputs: Any, batch: Mapping[str, Any]) -> LossTerm:
@@ -56,7 +59,9 @@ class TracedHooks:
             HookError: Another shape or dtype; names both.
         """
         route = self.routes["loss"]
-        return read_loss(view.loss(outputs, **route.pick(batch)), hook=route.hook)
+        with _explained(route.hook, _BRANCHES):
+            returned = view.loss(outputs, **route.pick(batch))
+        return read_loss(returned, hook=route.hook)
 
     def metrics(
         self, view: Any, outputs: Any, batch: Mapping[str, Any], rows: int
@@ -95,7 +100,8 @@ class TracedHooks:
             HookError: It returned anything but a loss, or a loss and a dict of scalars.
         """
         route = self.routes["train_step"]
-        returned = view.train_step(model, optimizers, **route.pick(batch))
+        with _explained(route.hook, _BRANCHES):
+            returned = view.train_step(model, optimizers, **route.pick(batch))
         loss, more = returned if isinstance(returned, tuple) else (returned, {})
         if not isinstance(more, Mapping):
             raise HookError(
@@ -159,13 +165,26 @@ def _explained(hook: str, way_out: str) -> Generator[None]:
     """Says of a hook that is traced, and was written for NumPy, what to do."""
     try:
         yield
-    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
+    except (
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.ConcretizationTypeError,
+    ) as error:
+        line = raised_at(error)
+        where = "" if line is None else f", in {line}"
         raise HookError(
-            f"`{hook}` is traced, and needs the value of a traced array: "
+            f"`{hook}` is traced, and needs the value of a traced array{where}: "
             f"{str(error).splitlines()[0]}",
-            expected="`jax.numpy` in a hook that runs on the device",
+            expected="`jax.numpy` in a hook that runs on the device: there the array has a shape "
+            "and a dtype, and no value yet",
             fix=f"use `jax.numpy`, or {way_out}",
         ) from error
+
+
+_BRANCHES = (
+    "leave `float()`, `.item()` and `np.` out; `jnp.where` chooses, `jax.debug.print` shows a value, "
+    "and `train_metrics` logs one"
+)
 
 
 def _check_outputs(hook: str, outputs: Any, path: str = "") -> None:
