@@ -75,7 +75,7 @@ def evaluate_best(session: Session, split: str) -> dict[str, Any]:
         session.state = state
         if optimizer is not None:
             session.device = optimizer.device_at(session.device, record.entry.step)
-        return session.evaluate(split)
+        return session.evaluate(split, by_user=True)
     finally:
         session.state, session.device = kept
 
