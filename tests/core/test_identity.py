@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import gc
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from jax.experimental import io_callback
 
 import nitro
 from nitro import Device, GraphConst
+from nitro.errors import CheckpointError, NitroWarning
 
 FACTOR = 1.0
 SETTING: contextvars.ContextVar[float] = contextvars.ContextVar("SETTING", default=1.0)
@@ -250,3 +253,178 @@ def test_many_handles_leave_no_traces_behind(tmp_path: Path) -> None:
     first = [remembered() for _ in range(2)][-1]
 
     assert [remembered() for _ in range(3)] == [first] * 3
+
+
+LAZY = {
+    "import in the hook": "import colorsys as c\n        return float(c.rgb_to_hsv(1, 1, 1)[2])",
+    "expm": "import jax.scipy as s\n        return s.linalg.expm(jnp.zeros((2, 2)))[0, 0]",
+    "convolve": "return jax.scipy.signal.convolve(jnp.ones(3), jnp.ones(1)).mean()",
+    "map_coordinates": "return jax.scipy.ndimage.map_coordinates("
+    "jnp.ones((2, 2)), [jnp.ones(1), jnp.ones(1)], 1)[0]",
+    "sparse": "import jax.experimental as e\n        import jax.experimental.sparse\n"
+    "        return e.sparse.BCOO.fromdense(jnp.ones((2, 2))).todense().mean()",
+    "hann": "return float(scipy.signal.windows.hann(3)[1])",
+}
+SCRIPT = """
+import sys, warnings
+import jax, jax.numpy as jnp, scipy, nitro
+warnings.simplefilter("error")
+sys.path.insert(0, {folder!r})
+from test_identity import Line, make
+
+class Lazy(Line):
+    def factor(self):
+        {body}
+
+run = make(Lazy(), sys.argv[1], max_epochs=int(sys.argv[2]), checkpointer=nitro.TopK(), resume="auto")
+run.train()
+run.validate()
+before = nitro.cache_stats()["misses"]
+make(Lazy(), sys.argv[1] + "2", max_epochs=1).train()
+print(run.step, nitro.cache_stats()["misses"] - before)
+"""
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_what_a_library_loads_lazily_is_no_change(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "lazy.py"
+    script.write_text(SCRIPT.format(folder=str(Path(__file__).parent), body=LAZY[name]))
+
+    told = [
+        subprocess.run(
+            [sys.executable, str(script), str(tmp_path / "run"), epochs],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for epochs in ("1", "2")
+    ]
+
+    assert [done.stdout.split() for done in told] == [["4", "0"], ["8", "0"]], told[-1].stderr
+
+
+def recorded(experiment: Any, folder: Path) -> None:
+    make(experiment, folder, checkpointer=nitro.TopK(), max_epochs=1).train()
+
+
+def resumed(experiment: Any, folder: Path, **options: Any) -> nitro.Nitro:
+    return make(
+        experiment, folder, checkpointer=nitro.TopK(), max_epochs=2, resume="auto", **options
+    )
+
+
+def test_a_refactored_step_is_resumed(tmp_path: Path) -> None:
+    recorded(Line(), tmp_path)
+
+    assert resumed(renamed_line()(), tmp_path).train().epoch == 2
+
+
+def test_a_step_that_computes_something_else_is_not_resumed(
+    set_factor: Callable[[float], None], tmp_path: Path
+) -> None:
+    class Scaled(Line):
+        def factor(self) -> Any:
+            return float(os.environ["LINE_FACTOR"])
+
+    set_factor(2.0)
+    recorded(Scaled(), tmp_path)
+    set_factor(3.0)
+
+    with pytest.raises(CheckpointError, match=r"no code or value that can be seen: .*environment"):
+        resumed(Scaled(), tmp_path)
+    with pytest.warns(NitroWarning, match="has changed since the record"):
+        assert resumed(Scaled(), tmp_path, allow_code_change=True).train().epoch == 2
+
+
+def test_other_shapes_are_judged_by_words(tmp_path: Path) -> None:
+    recorded(Line(), tmp_path)
+    loader = Line().build_data()["train"]
+    data = {split: nitro.ArrayLoader(loader.arrays, 8) for split in ("train", "val")}
+
+    with pytest.warns(NitroWarning, match="batch_size: 4 in the record, 8 now"):
+        run = resumed(Line(), tmp_path, data=data)
+
+    assert run.epoch == 1
+
+
+def test_an_edit_that_computes_the_same_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    run = make(Line(), tmp_path).train()
+
+    def factor(self: Any) -> Any:
+        half = 0.5
+        return 2 * half
+
+    monkeypatch.setattr(Line, "factor", factor)
+    run.validate()
+
+    assert not recwarn.list
+
+
+def explained(role: str = "train step") -> str:
+    return str([e for e in nitro.explain_compiles() if e.role == role][-1])
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> None:
+    nitro.cache_clear()
+    make(Line(), tmp_path).train()
+
+
+@pytest.mark.usefixtures("first")
+def test_field_option_shape_and_dtype_are_named(tmp_path: Path) -> None:
+    arrays = Line().build_data()["train"].arrays
+    half = {name: array.astype(np.float16) for name, array in arrays.items()}
+    say = []
+    for experiment, options in (
+        (Line(power=2), {}),
+        (Line(), {"compile_options": {"xla_cpu_enable_fast_math": True}}),
+        (Line(), {"data": {"train": nitro.ArrayLoader(arrays, 8)}}),
+        (Line(), {"data": {"train": nitro.ArrayLoader(half, 4)}}),
+        (Line(power=3), {"data": {"train": nitro.ArrayLoader(arrays, 2)}}),
+    ):
+        make(experiment, tmp_path, **options).train()
+        say.append(explained().partition("): ")[2])
+
+    assert say[0] == "Line.power: 1 → 2"
+    assert say[1] == "compile option xla_cpu_enable_fast_math: None → True"
+    assert "argument batch: int32(4,) → int32(8,)" in say[2]
+    assert "argument inputs.data.x: float32(16, 1) → float16(16, 1)" in say[3]
+    assert say[4].startswith("Line.power: ")
+    assert "argument batch: int32(" in say[4]
+
+
+@pytest.mark.usefixtures("first")
+def test_a_function_is_named_with_its_lines_and_a_value_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def factor(self) -> Any:
+        return 3 * FACTOR
+
+    factor.__code__ = factor.__code__.replace(co_qualname="Line.factor")
+    monkeypatch.setattr(Line, "factor", factor)
+    make(Line(), tmp_path).train()
+    assert "`return 1.0` → `return 3 * FACTOR`" in explained()
+
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 4.0)
+    make(Line(power=2), tmp_path).train()
+
+    assert f"Line.power: 1 → 2; global {__name__}.FACTOR: 1.0 → 4.0" in explained()
+
+
+@pytest.mark.usefixtures("first")
+def test_else_the_first_equation_is_named_with_its_line(
+    set_factor: Callable[[float], None], tmp_path: Path
+) -> None:
+    class Scaled(Line):
+        def loss(self, height: Any, *, y: Any) -> Any:
+            return float(os.environ["LINE_FACTOR"]) * y.mean() + 0 * height.sum()
+
+    for factor in (2.0, 3.0):
+        set_factor(factor)
+        make(Scaled(), tmp_path).train()
+
+    assert re.search(
+        r"test_identity.py:\d+ in Scaled.loss: `mul 2.0 .*` → `mul 3.0 .*`", explained()
+    )

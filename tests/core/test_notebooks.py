@@ -77,7 +77,7 @@ def test_an_edited_cell_is_told_to_the_old_handle_and_taken_by_a_new_one(shell, 
     before = old.validate()["val_loss"]
 
     run_cell(shell, EXPERIMENT.format(helper="", loss=f"2.0 * {LOSS}"))
-    with pytest.warns(DriftWarning, match=r"Line\.loss.*1\.0 → 2\.0"):
+    with pytest.warns(DriftWarning, match=r"Line\.loss.*return 1\.0.* → `return 2\.0"):
         kept = old.validate()["val_loss"]
 
     assert kept == before

@@ -1,9 +1,7 @@
-"""Programs: fingerprints, keys, the store, and the pure functions that it compiles."""
+"""Programs: what identifies them, the store, and the pure functions that it compiles."""
 
-from ._code_record import CodeFingerprint
 from ._draws import find_draws, where_drawn
 from ._explain import explain_compiles
-from ._fingerprint import trace_closure, why_not_by_content
 from ._hooks import TracedHooks
 from ._jaxpr import bodies, jaxprs, matmul_flops
 from ._loss import LossTerm
@@ -17,9 +15,8 @@ from ._memory import (
 )
 from ._options import checked_compile_options
 from ._pure import run_pure
-from ._run_programs import RunPrograms
+from ._run_programs import RunPrograms, StepRecord
 from ._sizes import in_units, tree_bytes
-from ._source_lines import raised_at, user_lines
 from ._step import Chunk, StepChecks, StepInputs, StepPlan
 from ._store import Program, cache_clear, cache_stats
 from ._tracing import TraceScope
@@ -27,7 +24,6 @@ from ._tracing import TraceScope
 __all__ = [
     "CONVOLUTION_SCRATCH",
     "Chunk",
-    "CodeFingerprint",
     "Held",
     "LossTerm",
     "MemoryPart",
@@ -37,6 +33,7 @@ __all__ = [
     "StepChecks",
     "StepInputs",
     "StepPlan",
+    "StepRecord",
     "TraceScope",
     "TracedHooks",
     "bodies",
@@ -50,11 +47,7 @@ __all__ = [
     "jaxprs",
     "matmul_flops",
     "program_memory",
-    "raised_at",
     "run_pure",
-    "trace_closure",
     "tree_bytes",
-    "user_lines",
     "where_drawn",
-    "why_not_by_content",
 ]

@@ -11,14 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from nitro._code import SourceLine, read_words, user_lines
 from nitro._trees import describe_array
 from nitro.errors import ProgramError
 
-from ._fingerprint_names import Owner, Part
-from ._fingerprint_walk import label_of, walk
 from ._jaxpr import InnerJaxpr, bodies, jaxprs
 from ._sizes import array_bytes, in_units
-from ._source_lines import SourceLine, user_lines
 
 _MAX_LISTED = 5
 _MAX_NAMES = 3
@@ -71,9 +69,7 @@ class TracedCode:
 
     def values(self) -> list[tuple[str, Any]]:
         """Everything that the trace can reach, by the name that messages give it."""
-        named = {**self.roots, **self.baked}
-        nodes = walk((Part(name, value, name) for name, value in named.items()), Owner(self.owner))
-        return [(label_of(part, node), part.value) for node in nodes for part in node.reading.parts]
+        return list(read_words({**self.roots, **self.baked}, owner=self.owner).reached)
 
 
 def _code_of(root: Any) -> Any:

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 from jax.interpreters import partial_eval
 
+from nitro._code import user_lines
 from nitro._trees import Flat
-
-from ._source_lines import user_lines
 
 
 def find_draws(fn: Callable[..., Any], rngs: Flat, *arguments: Any) -> tuple[list[str], str]:

@@ -27,10 +27,8 @@ import jax.extend
 import numpy as np
 from jax.core import AbstractValue
 
+from nitro._code import IdentityMemo, library_name
 from nitro._trees import is_rng_key
-
-from ._fingerprint_origin import library_name
-from ._fingerprint_values import IdentityMemo
 
 # What names a call for people, and rules for derivatives: none of it is lowered.
 _CUSTOM: Final = frozenset(

@@ -73,8 +73,7 @@ def program_digest(
         trees: The arguments and the results, by shape and dtype.
         options: Options for XLA, and which arguments are donated.
     """
-    leaves, treedef = jax.tree.flatten(tuple(trees))
-    pieces = [role, trace, str(treedef), *map(_leaf_text, leaves)]
+    pieces = [role, trace, arguments_text(trees)]
     pieces += [f"{label}={parts[label].digest}" for label in sorted(parts)]
     pieces += [f"{name}={options[name]!r}" for name in sorted(options)]
     return hashlib.sha256("\n".join(pieces).encode()).hexdigest()
@@ -86,6 +85,12 @@ def environment() -> dict[str, KeyPart]:
     values |= {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
     values |= {"platform": jax.default_backend()}
     return {name: KeyPart(repr(value), repr(value)) for name, value in values.items()}
+
+
+def arguments_text(trees: Sequence[Any]) -> str:
+    """The names, shapes, dtypes, weak types and places of all leaves."""
+    leaves, treedef = jax.tree.flatten(tuple(trees))
+    return "\n".join([str(treedef), *map(_leaf_text, leaves)])
 
 
 def abstract_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._fingerprint import trace_closure
+from nitro._code import read_words
+
 from ._key import abstract_arguments, environment
 from ._store import ProgramRequest, store
 from ._tracing import trace_program
@@ -26,7 +27,7 @@ def run_pure(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
         owner="",
         traced=trace_program(lambda _: function, arguments),
         parts=environment(),
-        code=trace_closure({label: function}),
+        code=read_words({label: function}).without_values(),
         graph={},
         arguments=abstract_arguments(arguments),
         check=lambda _: None,

@@ -1,23 +1,25 @@
-"""The programs of one handle: found in the store on first use, then held."""
+"""The programs of one handle: traced on first use, found in the store, then held."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from nitro._code import Words, describe, read_words, value_digest
 from nitro._experiment import Residency, field_values, group_code
 from nitro._optim import ManualOptimizers, Optimizer
 from nitro._state import TrainState
 
-from ._code_record import CodeFingerprint
 from ._constants import TracedCode, check_constants
-from ._fingerprint import Closure, describe, trace_closure, value_digest
+from ._drift import DriftWatch
 from ._hooks import TracedHooks
-from ._key import KeyPart, abstract_arguments, environment
+from ._key import KeyPart, abstract_arguments, arguments_text, environment
 from ._plan import choose_plan
 from ._step import Chunk, StepInputs, StepPlan, make_step
 from ._store import Program, ProgramRequest, store
@@ -30,15 +32,33 @@ _HOOKS_OF = {
     "loss": ("loss",),
     "metrics": ("metrics",),
 }
-"""The hooks that each program traces; it is keyed on these alone."""
+"""The hooks that each program traces."""
 
 _WITHOUT_MODEL = ("loss", "metrics")
 
 _Make = Callable[[set[str]], Callable[..., Any]]
+_MakeFor = Callable[[TracedHooks], _Make]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What a record says of the step program.
+
+    Attributes:
+        program: The digest of one step's trace; None where another process would come to
+            another one.
+        arguments: The digest of what the step takes. Only where that is the same do
+            different programs mean that something was changed.
+        words: What the step rests on.
+    """
+
+    program: str | None
+    arguments: str
+    words: Words
 
 
 class RunPrograms:
-    """Finds or compiles each program once, and keeps it for as long as the handle lives.
+    """Traces each program once, and keeps it for as long as the handle lives.
 
     Args:
         hooks: The traced hooks.
@@ -63,13 +83,11 @@ class RunPrograms:
         self._max_constant_bytes = max_constant_bytes
         self._slow_compile_s = slow_compile_s
         self._held: dict[Any, Program] = {}
-        self._steps: dict[Any, TracedStep] = {}
-        self._graph = self._graph_parts()
+        self._steps: dict[Any, tuple[TracedStep, StepRecord]] = {}
         roles = [role for role in _HOOKS_OF if optimizer is not None or role != "train step"]
         roles = [role for role in roles if role != "loss" or "loss" in hooks.routes]
         roles = [role for role in roles if role != "metrics" or hooks.has_device_metrics]
-        self._code: dict[str, Closure] = {role: self._trace_code(role) for role in roles}
-        self._told: set[str] = set()
+        self._watch = DriftWatch(hooks, roles, self._read_words)
 
     def choose_step(
         self,
@@ -87,7 +105,7 @@ class RunPrograms:
             choice: What else `choose_plan` wants.
         """
         single = StepPlan(steps_per_call=1, accum=choice["accum"], is_looped=False)
-        step = self.trace_step(state, inputs, chunk_for(single))
+        step = self._trace_step(state, inputs, chunk_for(single))[0]
         plan = choose_plan(jaxpr=step.traced.jaxpr, **choice)
         arguments = (state, inputs, chunk_for(plan))
         program = self._get(
@@ -100,47 +118,65 @@ class RunPrograms:
         step.scope.forget()
         return plan, program
 
-    def trace_step(self, state: TrainState, inputs: StepInputs, chunk: Chunk) -> TracedStep:
-        """Traces one step, once for each kind of arguments.
+    def step_record(self, state: TrainState, inputs: StepInputs, chunk: Chunk) -> StepRecord:
+        """What a record says of the step program, which is traced for it if need be.
 
         Args:
             state: The state, concrete or abstract.
             inputs: The other inputs of the program.
             chunk: A chunk of one step.
         """
+        return self._trace_step(state, inputs, chunk)[1]
+
+    def _trace_step(
+        self, state: TrainState, inputs: StepInputs, chunk: Chunk
+    ) -> tuple[TracedStep, StepRecord]:
         optimizer = self._optimizer
         assert optimizer is not None
         accum = jax.tree.leaves(chunk.batches)[0].shape[1]
         first = jax.tree.map(lambda field: field[0], (chunk.rows, chunk.batches))
         arguments = abstract_arguments((state, inputs, *first))
-        held = _held_key("step", arguments)
+        held = _held_key("train step", arguments)
         if held not in self._steps:
-            self._steps[held] = trace_step(make_step(self.hooks, optimizer, accum), arguments)
+
+            def trace(hooks: TracedHooks) -> TracedStep:
+                return trace_step(make_step(hooks, optimizer, accum), arguments)
+
+            step = trace(self.hooks)
+            digest = step.traced.digest
+            record = StepRecord(
+                program=digest.text if digest.is_lasting else None,
+                arguments=hashlib.sha256(arguments_text(arguments).encode()).hexdigest(),
+                words=self._read_words("train step", self.hooks).without_values(),
+            )
+            self._steps[held] = step, record
+            self._watch.add(
+                "train step", digest.text, lambda hooks: trace(hooks).traced.digest.text
+            )
         return self._steps[held]
 
     def forward(self, *arguments: Any) -> Program:
         """The forward program: `fn(params, model_state, device, batch)` → outputs."""
 
-        def make(reads: set[str]) -> Callable[..., Any]:
+        def make(hooks: TracedHooks, reads: set[str]) -> Callable[..., Any]:
             def program(params: Any, model_state: Any, device: Any, batch: Any) -> Any:
-                view = self.hooks.view(device, reads)
-                return self.hooks.eval_outputs(view, params, model_state, batch)
+                return hooks.eval_outputs(hooks.view(device, reads), params, model_state, batch)
 
             return program
 
-        return self._make("forward", make, arguments)
+        return self._get_plain("forward", lambda hooks: partial(make, hooks), arguments)
 
     def loss(self, *arguments: Any) -> Program:
         """The loss program: `fn(device, pieces, batch, rows)` → loss of one batch; see `metrics`."""
 
-        def make(reads: set[str]) -> Callable[..., Any]:
+        def make(hooks: TracedHooks, reads: set[str]) -> Callable[..., Any]:
             def program(device: Any, pieces: Any, batch: Any, rows: Any) -> Any:
                 outputs = _first_rows(pieces, rows.shape[0])
-                return self.hooks.loss(self.hooks.view(device, reads), outputs, batch)
+                return hooks.loss(hooks.view(device, reads), outputs, batch)
 
             return program
 
-        return self._make("loss", make, arguments)
+        return self._get_plain("loss", lambda hooks: partial(make, hooks), arguments)
 
     def metrics(self, *arguments: Any) -> Program:
         """The metrics program: `fn(device, pieces, batch, rows)` → metrics of one batch.
@@ -150,47 +186,40 @@ class RunPrograms:
         the hook sees anything.
         """
 
-        def make(reads: set[str]) -> Callable[..., Any]:
+        def make(hooks: TracedHooks, reads: set[str]) -> Callable[..., Any]:
             def program(device: Any, pieces: Any, batch: Any, rows: Any) -> Any:
                 real = rows.shape[0]
                 outputs = _first_rows(pieces, real)
-                return self.hooks.metrics(self.hooks.view(device, reads), outputs, batch, real)
+                return hooks.metrics(hooks.view(device, reads), outputs, batch, real)
 
             return program
 
-        return self._make("metrics", make, arguments)
+        return self._get_plain("metrics", lambda hooks: partial(make, hooks), arguments)
 
     def held(self) -> list[Program]:
         """The programs that the handle has used so far."""
         return list(self._held.values())
 
-    def step_code(self) -> CodeFingerprint:
-        """What the step program rests on, as it is now: code, model and optimizer."""
-        code = self._code["train step"]
-        return CodeFingerprint(self._trace_code("train step") if code.check() else code)
-
     def drift(self) -> list[str]:
-        """What has moved since the handle was built and was not told before, a line each.
+        """What a new handle would compute otherwise, and was not told before, a line each.
 
         The handle keeps the programs that it holds; one that it has not traced yet is
         traced from the code as it is then.
         """
-        changes = {str(change): None for code in self._code.values() for change in code.check()}
-        changes |= dict.fromkeys(self._moved_fields())
-        new = [line for line in changes if line not in self._told]
-        self._told.update(new)
-        return new
+        return self._watch.look()
 
-    def _moved_fields(self) -> Iterator[str]:
-        for name, part in self._graph_parts().items():
-            before = self._graph[name]
-            if part.digest != before.digest:
-                owner = type(self.hooks.experiment).__name__
-                yield f"{owner}.{name}: {before.display} → {part.display}"
-
-    def _make(self, role: str, make: _Make, arguments: tuple[Any, ...]) -> Program:
+    def _get_plain(self, role: str, make_for: _MakeFor, arguments: tuple[Any, ...]) -> Program:
         abstract = abstract_arguments(arguments)
-        return self._get(role, lambda: trace_program(make, abstract), arguments)
+
+        def trace(hooks: TracedHooks) -> TracedProgram:
+            return trace_program(make_for(hooks), abstract)
+
+        def trace_first() -> TracedProgram:
+            traced = trace(self.hooks)
+            self._watch.add(role, traced.digest.text, lambda hooks: trace(hooks).digest.text)
+            return traced
+
+        return self._get(role, trace_first, arguments)
 
     def _get(
         self,
@@ -208,7 +237,7 @@ class RunPrograms:
                 owner=type(self.hooks.experiment).__name__,
                 traced=trace(),
                 parts={**(parts or {}), **environment()},
-                code=self._current_code(role),
+                code=self._read_words(role, self.hooks).without_values(),
                 graph=self._graph_parts(),
                 arguments=abstract_arguments(arguments),
                 donate=donate,
@@ -226,7 +255,7 @@ class RunPrograms:
         return program
 
     def _check_constants(self, role: str, jaxpr: Any) -> None:
-        self.check_constants(jaxpr, role=role, roots=self._roots(role), baked={})
+        self.check_constants(jaxpr, role=role, roots=self._roots(role, self.hooks), baked={})
 
     def check_constants(
         self, jaxpr: Any, *, role: str, roots: Mapping[str, Any], baked: Mapping[str, Any]
@@ -250,31 +279,29 @@ class RunPrograms:
         code = TracedCode(owner=owner, roots=roots, baked={**fields, **baked})
         check_constants(jaxpr, code, role=role, limit_bytes=self._max_constant_bytes)
 
-    def _current_code(self, role: str) -> Closure:
-        """The code as it is now, which is what a trace would see."""
-        code = self._code[role]
-        return self._trace_code(role) if code.check() else code
+    def _read_words(self, role: str, hooks: TracedHooks) -> Words:
+        """What a trace of these hooks rests on now."""
+        cls = type(hooks.experiment)
+        fields = field_values(hooks.experiment, Residency.GRAPH_CONST)
+        roots = {f"{cls.__name__}.{name}": value for name, value in fields.items()}
+        return read_words({**self._roots(role, hooks), **roots}, owner=cls)
 
-    def _trace_code(self, role: str) -> Closure:
-        return trace_closure(self._roots(role), owner=type(self.hooks.experiment))
-
-    def _roots(self, role: str) -> dict[str, Any]:
-        cls = type(self.hooks.experiment)
-        hooks = _HOOKS_OF[role]
+    def _roots(self, role: str, hooks: TracedHooks) -> dict[str, Any]:
+        cls = type(hooks.experiment)
+        names = _HOOKS_OF[role]
         if role == "train step" and isinstance(self._optimizer, ManualOptimizers):
-            hooks = ("train_step",)
-        hooks = tuple(name for name in hooks if name in self.hooks.routes)
-        roots: dict[str, Any] = {f"{cls.__name__}.{n}": getattr(cls, n) for n in hooks}
+            names = ("train_step",)
+        roots: dict[str, Any] = {
+            f"{cls.__name__}.{name}": getattr(cls, name) for name in names if name in hooks.routes
+        }
         roots |= group_code(cls)
         if role == "train step" and self._optimizer is not None:
             roots |= self._optimizer.code()
         if role not in _WITHOUT_MODEL:
-            roots["model"] = self._modules(role)
+            layout = hooks.layout
+            is_training = role == "train step"
+            roots["model"] = layout.train_modules if is_training else layout.eval_modules
         return roots
-
-    def _modules(self, role: str) -> Mapping[str, Any]:
-        layout = self.hooks.layout
-        return layout.train_modules if role == "train step" else layout.eval_modules
 
     def _graph_parts(self) -> dict[str, KeyPart]:
         values = field_values(self.hooks.experiment, Residency.GRAPH_CONST)

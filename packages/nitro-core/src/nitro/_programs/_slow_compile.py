@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nitro._code import SourceLine, user_lines
 from nitro.errors import warn
 
 from ._jaxpr import bodies, equations, jaxprs
-from ._source_lines import SourceLine, user_lines
 
 _MAX_LISTED = 5
 _MANY = 16

@@ -68,9 +68,17 @@ class Program:
     """One compiled program: call it with arguments of exactly the compiled shapes."""
 
     def __init__(
-        self, key: ProgramKey, compiled: Any, arguments: Any, seconds: float, facts: TraceFacts
+        self,
+        key: ProgramKey,
+        compiled: Any,
+        arguments: Any,
+        seconds: float,
+        *,
+        facts: TraceFacts,
+        jaxpr: Any,
     ) -> None:
         self.key = key
+        self.jaxpr = jaxpr
         self.compiled = compiled
         self.arguments = arguments
         self.seconds = seconds
@@ -185,7 +193,9 @@ class Store:
         )
         seconds = time.perf_counter() - started
         facts = facts_of(traced.jaxpr)
-        program = Program(key, compiled, request.arguments, seconds, facts)
+        # Open, so that the arrays which it holds are not kept twice.
+        opened = traced.jaxpr.jaxpr
+        program = Program(key, compiled, request.arguments, seconds, facts=facts, jaxpr=opened)
         with self._lock:
             self._programs[digest] = program
             self._in_order.append(program)

@@ -77,19 +77,18 @@ def trace_program(
     make: Callable[[set[str]], Callable[..., Any]],
     arguments: Sequence[Any],
     scope: TraceScope | None = None,
-    **jit_options: Any,
 ) -> TracedProgram:
     """Traces a function once, from the code as it is now.
 
     Args:
         make: Called with a set that collects the structural fields which the trace reads;
-            returns the function.
+            returns the function, which may be jitted.
         arguments: Its positional arguments, abstract or concrete.
         scope: Where to trace it; None for a scope of its own, which is forgotten at once.
-        jit_options: What `jax.jit` is to know.
     """
     reads: set[str] = set()
-    jitted = jax.jit(make(reads), keep_unused=True, **jit_options)
+    function: Any = make(reads)
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function, keep_unused=True)
     with (scope or TraceScope()).entered():
         traced = jitted.trace(*arguments)
     return TracedProgram(

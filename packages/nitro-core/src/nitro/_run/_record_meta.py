@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from nitro._checkpoint import flat_items
+from nitro._code import words_to_json
 from nitro._data import RowLoader, num_rows, routed_fields
 from nitro._experiment import Residency
 from nitro._logs import checked_state
@@ -22,6 +23,7 @@ from ._derive import encode_derived
 from ._journaling import experiment_name, source_file
 from ._refusals import anchor_checksums, versions
 from ._splits import train_names
+from ._step_record import step_record
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -71,7 +73,28 @@ def fixed_meta(session: Session) -> dict[str, Any]:
         "weights": _fit(setup),
         "frozen": sorted(setup.frozen),
         "anchors": anchor_checksums(setup.optimizer),
-        "code": setup.programs.step_code().to_json() if setup.optimizer is not None else None,
+        "code": _step_meta(session),
+    }
+
+
+def _step_meta(session: Session) -> dict[str, Any] | None:
+    """What identifies the step program, and words about what it rests on."""
+    setup = session.setup
+    if setup.optimizer is None:
+        return None
+    step = step_record(
+        setup.programs,
+        setup.optimizer,
+        state=session.state,
+        device=session.device,
+        splits=setup.splits,
+        first=setup.first,
+        options=setup.options,
+    )
+    return {
+        **words_to_json(step.words),
+        "program": step.program,
+        "arguments": step.arguments,
     }
 
 

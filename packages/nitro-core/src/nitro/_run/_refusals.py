@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nitro._checkpoint import Record, listed
+from nitro._code import arrived_since, describes_code, moved_since
 from nitro._experiment import Experiment, Residency, field_values
 from nitro._logs import Logger, plain
 from nitro._optim import frozen_names
-from nitro._programs import CodeFingerprint
+from nitro._programs import StepRecord
 from nitro._trees import Flat
 from nitro.errors import CheckpointError, warn
 
@@ -128,25 +129,37 @@ def _checksum(toward: Mapping[str, Any], leaves: list[str]) -> str:
     return total.hexdigest()
 
 
-def check_code(record: Record, code: CodeFingerprint, *, allow: bool) -> None:
-    """Refuses traced code, model or optimizer that changed since the record.
+def check_code(record: Record, step: StepRecord, *, allow: bool) -> None:
+    """Refuses a step that computes something else than when the record was written.
 
-    With `allow` it is a warning. Other versions of Python and the libraries always are: they
+    The same program goes on, whatever was renamed, moved or reformatted. Where programs
+    cannot be compared (another version of a library, other shapes), code and values are, as
+    far as they can be seen. With `allow` a change is a warning. So are other versions: they
     may change the last bits, and cannot be helped.
 
     Raises:
         CheckpointError: Names what moved, with both values.
     """
+    saved: Mapping[str, Any] = record.meta["code"]
     moved_versions = list(_moved_versions(record.meta["versions"]))
-    if not code.is_comparable(record.meta["code"]):
+    if not describes_code(saved):
         moved_versions.append("a Nitro that described code otherwise, so that an edit goes unseen")
     if moved_versions:
         warn(
             f"The record `{record.path}` was written with " + ", ".join(moved_versions) + ".\n"
-            "  The run goes on; its last bits may differ from those of a run that never stopped."
+            "  The run goes on; its last bits may differ from those of a run that never stopped. "
+            "Whether it is the same step was judged by its code and values, not by its program."
         )
     same_python = record.meta["versions"]["python"] == versions()["python"]
-    lines = code.differences(record.meta["code"], reads_bytecode=same_python)
+    same_program = _same_program(saved, step, can_compare=not moved_versions)
+    if same_program:
+        return
+    lines = moved_since(saved, step.words, reads_code=same_python)
+    if same_program is False and not lines:
+        lines = arrived_since(saved, step.words) or [
+            "no code or value that can be seen: something that a hook reads in another way, such "
+            "as an environment variable, a file, or a name put together at run time"
+        ]
     if not lines:
         return
     what = f"What the step program is made of has changed since the record `{record.path}`:\n"
@@ -158,6 +171,15 @@ def check_code(record: Record, code: CodeFingerprint, *, allow: bool) -> None:
         expected="the same code, model and optimizer, or the run is not the same run any more",
         fix=f"accept it: `Nitro(..., allow_code_change=True)`; or {_weights_only(record)}",
     )
+
+
+def _same_program(saved: Mapping[str, Any], step: StepRecord, *, can_compare: bool) -> bool | None:
+    """Whether the step is the same program; None where that cannot be told."""
+    if saved.get("program") is None or step.program is None:
+        return None
+    if saved["program"] == step.program:
+        return True
+    return False if can_compare and saved["arguments"] == step.arguments else None
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nitro._checkpoint import TopK
+from nitro._code import why_not_by_content
 from nitro._data import Batch
 from nitro._devices import checked_n_devices, ensure_cache
 from nitro._experiment import (
@@ -32,12 +33,7 @@ from nitro._experiment import (
 )
 from nitro._logs import JSONLinesLogger, Logger, NullLogger, check_ready, checked_logger
 from nitro._optim import ManualOptimizers, Optimizer, frozen_names
-from nitro._programs import (
-    RunPrograms,
-    TracedHooks,
-    checked_compile_options,
-    why_not_by_content,
-)
+from nitro._programs import RunPrograms, TracedHooks, checked_compile_options
 from nitro._progress import make_reporter
 from nitro._state import TrainState
 from nitro._trees import Flat, jax_dtype, too_wide
@@ -51,6 +47,7 @@ from ._restore import Source, check_resumed_seed, find_source
 from ._retention import checked_checkpointer, checked_restore_best
 from ._splits import build_splits, first_batches, sample_text, warn_near_misses
 from ._start import start_model, start_optimizer
+from ._step_record import step_record
 from ._stopping import Stopper, check_stopper
 from ._weights import Fit
 
@@ -198,7 +195,16 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
     moves_in_epoch, notes = check_position(source, splits, writes_records=checkpointer is not None)
     if source.resumed is not None and optimizer is not None:
         check_anchors(source.resumed, optimizer)
-        check_code(source.resumed, programs.step_code(), allow=given["allow_code_change"])
+        step = step_record(
+            programs,
+            optimizer,
+            state=TrainState(started.params, started.model_state, opt_state),
+            device=device,
+            splits=splits,
+            first=first,
+            options=options,
+        )
+        check_code(source.resumed, step, allow=given["allow_code_change"])
     # Last: a setup that fails leaves no run behind in whatever the logger writes to.
     logger = _make_logger(experiment, options, given["logger"])
     if "train" in splits:

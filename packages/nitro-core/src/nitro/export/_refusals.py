@@ -12,7 +12,8 @@ import jax.export
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from nitro._programs import bodies, jaxprs, user_lines, where_drawn
+from nitro._code import user_lines
+from nitro._programs import bodies, jaxprs, where_drawn
 from nitro._trees import Flat
 from nitro.errors import ExportError
 

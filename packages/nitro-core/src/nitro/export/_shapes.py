@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from nitro._programs import jaxprs, raised_at
+from nitro._code import raised_at
+from nitro._programs import jaxprs
 from nitro._trees import Flat
 from nitro.errors import ExportError, NitroError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._fingerprint_origin import is_library_file
+from ._origin import is_library_file
 
 _NITRO = str(Path(__file__).parents[1])
 

@@ -25,7 +25,7 @@ from jax.core import Tracer
 
 from nitro._trees import is_rng_key
 
-from ._fingerprint_origin import definition_name
+from ._origin import definition_name
 
 # A NumPy array up to this size keeps a private copy, so that a re-check compares bytes
 # (13 GB/s); a larger one is hashed again (1.6 GB/s) rather than held twice in memory.
