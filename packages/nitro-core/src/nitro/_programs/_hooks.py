@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from nitro._code import raised_at
 from nitro._experiment import Experiment, Route, compile_view
 from nitro._metrics import Metric, read_metrics, traced_number
 from nitro._state import ModelLayout
@@ -17,7 +18,6 @@ from nitro._trees import Flat, describe_array
 from nitro.errors import HookError
 
 from ._loss import LossTerm, read_loss
-from ._source_lines import raised_at
 
 
 @dataclass(frozen=True, kw_only=True)
