@@ -14,7 +14,7 @@ import pytest
 import nitro
 from nitro import Device, GraphConst, Host
 from nitro._experiment import NO_DEFAULT, parse_override
-from nitro._experiment._hooks import hook_names
+from nitro._experiment._declaration import hook_names
 from nitro.errors import ConfigError, ExperimentError, NitroError
 
 
@@ -295,15 +295,6 @@ def test_missing_hook_is_named_with_its_signature(hook: str, plane: Any) -> None
         match=rf"lacks the hook `{hook}\(self[\s\S]*required hooks: build_data, build_model, forward, loss[\s\S]*`def {hook}",
     ):
         nitro.Nitro(lacking())
-
-
-def test_missing_hook_that_is_misspelt_is_guessed(plane: Any) -> None:
-    hooks = ("build_data", "build_model", "loss")
-    body = {name: getattr(plane, name) for name in hooks} | {"foward": plane.forward}
-    misspelt = type("Misspelt", (nitro.Experiment,), body)
-
-    with pytest.raises(ExperimentError, match="fix: rename `foward` to `forward`"):
-        nitro.Nitro(misspelt())
 
 
 @pytest.mark.parametrize(

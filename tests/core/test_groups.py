@@ -38,7 +38,7 @@ class Model:
 class Grouped(nitro.Experiment):
     model: Model = Model()
     """Sizes."""
-    epochs: int = 3
+    repeats: int = 3
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_fields_of_a_group_are_listed_one_by_one() -> None:
         "model.head.scale": "Device",
         "model.head.bias": "GraphConst",
         "model.path": "Host",
-        "epochs": "Host",
+        "repeats": "Host",
     }
     assert (fields["model.width"].default, fields["model.width"].doc) == (8, "Hidden units.")
     assert fields["model.width"].location.startswith(__file__)
@@ -115,7 +115,7 @@ def test_overrides_of_a_group_are_applied_together() -> None:
     ("values", "error", "words"),
     [
         ({"model.widht": 1}, ExperimentError, r"no field `model\.widht`[\s\S]*`model\.width`\?"),
-        ({"epochs.x": 1}, ExperimentError, r"no field `epochs\.x`"),
+        ({"repeats.x": 1}, ExperimentError, r"no field `repeats\.x`"),
         ({"model": 3}, ConfigError, r"`Grouped\.model` is 3 \(int\)[\s\S]*a `Model` itself"),
         ({"model": None, "model.width": 1}, ConfigError, r"`Grouped\.model` is None"),
         ({"model.width": 1.5}, ConfigError, r"`Grouped\.model\.width` is 1\.5[\s\S]*type int"),

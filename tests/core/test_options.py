@@ -49,46 +49,6 @@ def test_four_hooks_and_no_option_train_with_defaults(
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"metric": lambda self, out, *, y: {}}, "`Near.metric` is close to the hook `metrics`"),
-        ({"schedule": lambda self: {}}, "to the hook `schedules`.*\n.*rename it to `schedules`"),
-        ({"earlystop": lambda self: None}, "to the option `early_stop`"),
-        ({"max_epoch": 3, "__annotations__": {"max_epoch": int}}, "to the option `max_epochs`"),
-    ],
-)
-def test_name_close_to_a_hook_or_an_option_warns(
-    plane: Any, make_run: Any, body: dict[str, Any], words: str
-) -> None:
-    near = type("Near", (plane,), body)
-
-    with pytest.warns(nitro.errors.NitroWarning, match=words):
-        make_run(near())
-
-
-def test_names_that_mean_something_else_do_not_warn(plane: Any, make_run: Any) -> None:
-    class Busy(plane):
-        metric: str = "acc"
-        checkpoint: str = "base"
-        seeds: int = 3
-        max_epoch: int = 9
-
-        @property
-        def derived(self) -> int:
-            return 1
-
-        def metrics(self, height: Any, *, y: Any) -> Any:
-            return self.score(height, y)
-
-        def score(self, height: Any, y: Any) -> Any:
-            return {"error": (abs(height - y).sum(), y.size)}
-
-    run = make_run(Busy(), max_epochs=1, checkpointer=None).train()
-
-    assert run.history.error[-1] > 0
-
-
-@pytest.mark.parametrize(
     ("option", "value", "words"),
     [
         ("seed", -1, "at least 0"),

@@ -10,13 +10,13 @@ from ._options import (
     resolve_option,
     resolve_options,
     resolve_source,
-    warn_misspelt,
 )
 from ._overrides import parse_override
 from ._presets import preset_keywords
 from ._read import field_names, field_value, field_values, group_code
 from ._routing import Route, listed, read_route, read_routes
 from ._source import locate
+from ._spelling import foreign_keyword
 from ._values import checked_value, traced_value
 from ._view import compile_view
 
@@ -37,6 +37,7 @@ __all__ = [
     "field_names",
     "field_value",
     "field_values",
+    "foreign_keyword",
     "group_code",
     "has_hook",
     "listed",
@@ -50,5 +51,4 @@ __all__ = [
     "resolve_options",
     "resolve_source",
     "traced_value",
-    "warn_misspelt",
 ]

@@ -16,6 +16,7 @@ from ._fields import FieldInfo, Group, check_body, leaves_of, read_entries
 from ._overrides import constructor_values
 from ._presets import preset_values
 from ._source import keep_source, locate
+from ._spelling import check_spelling
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -71,9 +72,13 @@ class Experiment:
     A field may hold a frozen dataclass: a group, whose fields are marked one by one, or
     all by a marker around it. `Digits(**{"model.width": 256})` sets one of them.
 
+    What is named almost like a hook or an option, or like one of Lightning, Keras or Hugging
+    Face, is refused where the class is declared: Nitro would not read it. A helper of such a
+    name begins with an underscore.
+
     Raises:
-        ExperimentError: At declaration, a malformed field; at construction, an unknown
-            or missing one.
+        ExperimentError: At declaration, a malformed field, or a name that is taken for a
+            hook or an option; at construction, an unknown or missing field.
         ConfigError: At construction, a structural value of another type.
     """
 
@@ -102,6 +107,7 @@ class Experiment:
         cls.__nitro_fields__ = MappingProxyType(
             {f.name: f for f in leaves_of(cls.__nitro_entries__)}
         )
+        check_spelling(cls, root=Experiment, fields=cls.__nitro_entries__, hooks=hook_names())
         cls.__doc__ = documented(cls.__nitro_prose__, cls.__nitro_fields__)
         for name in cls.__nitro_entries__:
             setattr(cls, name, _ReadOnClass(name))
@@ -309,6 +315,13 @@ OTHER_HOOKS = (
     "train_step",
     "visualize",
 )
+
+
+def hook_names() -> set[str]:
+    """The names of all hooks, with and without a default."""
+    own = {name for name, value in vars(Experiment).items() if callable(value)}
+    hooks = {name for name in own if not name.startswith("_")} - {"replace"}
+    return {*hooks, *OTHER_HOOKS, "presets"}
 
 
 def _check_reserved(cls: type[Experiment]) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
-from typing import Any
 
 from nitro.errors import ExperimentError
 
-from ._declaration import OTHER_HOOKS, Experiment
+from ._declaration import Experiment
 from ._source import locate
 
 REQUIRED_HOOKS = {
@@ -56,35 +54,9 @@ def require_hooks(experiment: object) -> None:
         raise ExperimentError(
             f"`{cls.__name__}` ({locate(cls)}) lacks {_listed(missing.values())}.",
             expected="the required hooks: " + ", ".join(required),
-            fix=_fix_of_lacking(cls, *next(iter(missing.items()))),
+            fix=f"add `def {next(iter(missing.values()))}: ...` to the class",
         )
-
-
-def _fix_of_lacking(cls: type[Experiment], hook: str, signature: str) -> str:
-    others = {name for name, _ in own_members(cls)} - {*REQUIRED_HOOKS}
-    close = difflib.get_close_matches(hook, others, n=1, cutoff=0.8)
-    if close:
-        return f"rename `{close[0]}` to `{hook}`"
-    return f"add `def {signature}: ...` to the class"
 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"the hook `{name}`" for name in names)
-
-
-def own_members(cls: type[Experiment]) -> list[tuple[str, Any]]:
-    """What a class and its bases, up to Experiment, hold under public names."""
-    bases = [base for base in cls.__mro__ if base not in Experiment.__mro__]
-    return [
-        (name, member)
-        for base in bases
-        for name, member in vars(base).items()
-        if not name.startswith("_")
-    ]
-
-
-def hook_names() -> set[str]:
-    """The names of all hooks, with and without a default."""
-    own = {name for name, value in vars(Experiment).items() if callable(value)}
-    hooks = {name for name in own if not name.startswith("_")} - {"replace"}
-    return {*hooks, *OTHER_HOOKS, "presets"}

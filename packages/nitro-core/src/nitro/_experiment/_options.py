@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from nitro._paths import local_path
-from nitro.errors import ConfigError, warn
+from nitro.errors import ConfigError
 
 from ._declaration import Experiment
 from ._fields import Residency, leaves_of
-from ._hooks import hook_names, own_members
 from ._source import locate
 from ._values import type_name
 
@@ -124,26 +121,6 @@ def _refuse_structural(experiment: Experiment) -> None:
             expected="run options are host-only",
             fix=f"write `{marked[0]}: {type_name(entries[marked[0]].type)}` without a marker",
         )
-
-
-def warn_misspelt(experiment: Experiment, given: Mapping[str, Any]) -> None:
-    """Warns about what is named almost like a hook or an option that is not there."""
-    cls = type(experiment)
-    options = {name for name in (*_OPTIONS, *DRIVER_OPTIONS) if given.get(name, UNSET) is UNSET}
-    # A field may well be called `metric`, and only its name speaks for it: it must be closer.
-    declared = dict.fromkeys(cls.__nitro_entries__, (options, 0.92))
-    for name, member in own_members(cls):
-        if isinstance(member, FunctionType):
-            declared[name] = ({*hook_names(), *options}, 0.85)
-    for name, (meant, cutoff) in declared.items():
-        close = difflib.get_close_matches(name, meant - declared.keys(), n=1, cutoff=cutoff)
-        if close and name not in meant:
-            kind = "option" if close[0] in options else "hook"
-            warn(
-                f"`{cls.__name__}.{name}` is close to the {kind} `{close[0]}`, which the class "
-                f"does not define; Nitro does not read `{name}`.\n"
-                f"  fix: rename it to `{close[0]}`, or to something less like it"
-            )
 
 
 def _positive_int(name: str, value: Any) -> int:

@@ -24,6 +24,7 @@ from ._best import check_weights, evaluate_best, refuse_restored_best
 from ._binding import binding_report, summary_report
 from ._device_fields import device_field, set_device_fields
 from ._interrupts import check_on_interrupt
+from ._keywords import known_keywords
 from ._loop import end_resumed, plan_memory, record_now, run_training
 from ._params import Params
 from ._phases import Monitor, Phase, subscribe
@@ -97,6 +98,7 @@ class Nitro:
         CheckpointError: A record that is missing or does not fit.
     """
 
+    @known_keywords
     def __init__(
         self,
         experiment: Experiment,

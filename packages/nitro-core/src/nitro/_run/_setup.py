@@ -29,7 +29,6 @@ from nitro._experiment import (
     resolve_option,
     resolve_options,
     resolve_source,
-    warn_misspelt,
 )
 from nitro._logs import JSONLinesLogger, Logger, NullLogger, check_ready, checked_logger
 from nitro._optim import ManualOptimizers, Optimizer, frozen_names
@@ -243,7 +242,6 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
 def _checked_options(experiment: Any, given: Mapping[str, Any]) -> RunOptions:
     """The plain options, after everything that can be refused without building anything."""
     options = resolve_options(experiment, given)
-    warn_misspelt(experiment, given)
     make_reporter(progress=options.progress)
     _check_structural_content(experiment)
     checked_n_devices(resolve_option(experiment, "n_devices", given["n_devices"], 1)[0])
