@@ -427,7 +427,8 @@ def test_device_fields_come_back_unless_they_are_declared_anew(plane: Any, make_
     run.set_device(scale=0.25).train()
 
     same = make_run(Scaled(), max_epochs=2, resume="auto")
-    other = make_run(Scaled(scale=3.0), max_epochs=2, resume="auto")
+    with pytest.warns(NitroWarning, match="scale: 1.0 → 3.0"):
+        other = make_run(Scaled(scale=3.0), max_epochs=2, resume="auto")
 
     assert same.device_value("scale") == np.float32(0.25)
     assert other.device_value("scale") == np.float32(3.0)

@@ -175,10 +175,16 @@ class _Reader:
 
 
 class MetricFold:
-    """Folds the metrics of the batches of a split into one value each."""
+    """Folds the metrics of the batches of a split into one value each.
 
-    def __init__(self, *, where: str) -> None:
+    Args:
+        where: The hook and the split, for messages.
+        is_part: Whether counts may add up to 0, as only a part of the split is folded.
+    """
+
+    def __init__(self, *, where: str, is_part: bool = False) -> None:
         self._where = where
+        self._is_part = is_part
         self._first: dict[_Path, Metric] | None = None
         self._folds: dict[_Path, _Fold] = {}
         self._pending: tuple[Metric, ...] = ()
@@ -208,12 +214,13 @@ class MetricFold:
         self._pending = ()
         result: dict[str, Any] = {}
         for path, fold in self._folds.items():
-            if np.any(np.equal(fold.count, 0)):
+            if np.any(np.equal(fold.count, 0)) and not self._is_part:
                 raise HookError(
                     f"{self._where}: the counts of the metric `{_joined(path)}` add up to 0.",
                     expected="a denominator above 0",
                 )
-            value = fold.result()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                value = fold.result()
             _put(result, path, value.item() if np.ndim(value) == 0 else value)
         return result
 

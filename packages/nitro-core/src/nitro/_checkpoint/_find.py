@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +36,12 @@ class _Name:
 
 
 def find_record(
-    source: str | Path, *, default: Which = "best", run_dir: Path | None = None
+    source: str | os.PathLike[str], *, default: Which = "best", run_dir: Path | None = None
 ) -> Path:
     """The directory of the record that a user named.
 
     Args:
-        source: A record's directory; or a run's directory, with or without `#<run id>` and
+        source: A record's directory, or its entry; or a run's directory, with or without `#<run id>` and
             `@best` or `@latest` behind it. Of several runs in one directory, the one that
             wrote last counts. A run id alone is looked for in `run_dir`.
         default: Which record a run's directory alone means; where none has a score, "best"
@@ -51,14 +52,14 @@ def find_record(
         CheckpointError: No such record; says what is there.
     """
     local_path(source, name="checkpoint")
-    name = _taken_apart(str(source), run_dir)
+    name = _taken_apart(os.fspath(source), run_dir)
     if name.which is None and name.run is None and (name.base / META_FILE).exists():
         return name.base
     directory = records_dir(name.base)
     entries = read_index(directory)
     if not entries:
         raise CheckpointError(
-            f"`{source}` holds no record.", expected=_FORMS, fix=_where_to_look(name, run_dir)
+            f"`{name.text}` holds no record.", expected=_FORMS, fix=_where_to_look(name, run_dir)
         )
     own = _of_run(entries, name, directory)
     if name.which == "latest" or (name.which is None and default == "latest"):

@@ -26,9 +26,12 @@ FORMAT_VERSION = 1
 """The number of the record format; `tests/golden` keeps a record of each."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordEntry:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class RecordEntry(os.PathLike[str]):
     """What is known of a record without opening it.
+
+    Of a listed one `Nitro(checkpoint=...)` and `Nitro(resume=...)` take the entry itself: it
+    stands for the record's directory.
 
     Attributes:
         name: The record's directory.
@@ -42,6 +45,7 @@ class RecordEntry:
         stop_reason: Why the run ended with it; None if it went on.
         parent: The record that its run branched from, as "<run>/<name>"; None if the run
             did not start from another one's record.
+        path: The record's directory, absolute; None in an index, which may be moved.
     """
 
     name: str
@@ -54,6 +58,21 @@ class RecordEntry:
     time: str = ""
     stop_reason: str | None = None
     parent: str | None = None
+    path: Path | None = dataclasses.field(default=None, compare=False)
+
+    def __fspath__(self) -> str:
+        return self.name if self.path is None else str(self.path)
+
+    def __repr__(self) -> str:
+        score = (
+            "no score" if self.score is None else f"{self.metric} {self.score:.6g} ({self.mode})"
+        )
+        ending = "" if self.stop_reason is None else f", {self.stop_reason}"
+        return f"<epoch {self.epoch}, step {self.step}, {score}{ending}, {os.fspath(self)}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as an index keeps it."""
+        return {n: v for n, v in dataclasses.asdict(self).items() if n != "path"}
 
 
 def read_index(directory: Path) -> list[RecordEntry]:
@@ -75,7 +94,7 @@ def write_index(directory: Path, entries: Sequence[RecordEntry]) -> None:
     path = directory / INDEX_NAME
     index: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "records": [dataclasses.asdict(entry) for entry in entries],
+        "records": [entry.to_json() for entry in entries],
     }
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:

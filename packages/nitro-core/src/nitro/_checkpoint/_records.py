@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +134,7 @@ _FIX_OF = {
 
 
 def open_record(
-    source: str | Path, *, default: Which = "best", run_dir: Path | None = None
+    source: str | os.PathLike[str], *, default: Which = "best", run_dir: Path | None = None
 ) -> Record:
     """The record that a user named; see `find_record`.
 
@@ -150,15 +152,17 @@ def checkpoints(directory: str | Path) -> list[RecordEntry]:
         directory: A run's directory, or its `checkpoints`.
 
     Returns:
-        One entry for each record; none for a directory without records.
+        One entry for each record, which `Nitro(checkpoint=...)` and `Nitro(resume=...)` take
+        as it is; none for a directory without records.
 
     Raises:
         CheckpointError: The index is damaged, or of another format version.
     """
-    return read_index(records_dir(local_path(directory, name="directory")))
+    place = records_dir(local_path(directory, name="directory")).absolute()
+    return [dataclasses.replace(e, path=place / e.name) for e in read_index(place)]
 
 
-def checkpoint_info(source: str | Path) -> dict[str, Any]:
+def checkpoint_info(source: str | os.PathLike[str]) -> dict[str, Any]:
     """Everything that a record says of itself, without reading its arrays.
 
     Args:

@@ -184,7 +184,7 @@ class RecordWriter:
         values = {
             **meta,
             "format_version": FORMAT_VERSION,
-            "entry": dataclasses.asdict(entry),
+            "entry": entry.to_json(),
             "leaves": {name: described(flat) for name, flat in arrays.items()},
         }
         # One tree for all arrays: each item of Orbax's costs files of its own.

@@ -91,7 +91,9 @@ class History:
         return self._best_index() is not None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a finished epoch."""
+        """Adds a finished epoch, in place of what is there of it already."""
+        if self.rows and self.rows[-1]["epoch"] == row["epoch"]:
+            self.rows.pop()
         self.rows.append(dict(row))
 
     def scalar_rows(self, start: int = 0) -> list[dict[str, Any]]:

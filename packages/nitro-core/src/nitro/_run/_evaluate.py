@@ -113,8 +113,6 @@ class Evaluator:
         promised = len(source)
         names = check_evaluated(self._setup.hooks, first, split)
         traced = routed_fields(first, names, where=f"the first batch of `{split}`")
-        has_loss = falls_back_to_loss(self._setup.hooks)
-        has_metrics = "metrics" in self._setup.hooks.routes
         index = 0
         with closing(self._batches(source)) as batches:
             for index, item in enumerate(batches, start=1):
@@ -132,21 +130,51 @@ class Evaluator:
                 fields = routed_fields(batch, traced, where=where)
                 # Other shapes would be other programs, compiled in the middle of the run.
                 check_same_shapes(fields, traced, where=where)
-                pieces, rows = self._device_outputs(state, device, fields, where=where)
-                if has_loss:
-                    loss.add(self._loss(device, pieces, self._loss_fields(fields), rows), rows)
-                if has_metrics:
-                    # On the host, a hook gets the fields as the source made them.
-                    given = fields if self._setup.hooks.has_device_metrics else batch
-                    fold.add(self._metrics(device, pieces, rows, given, split, where=where))
+                self._add((loss, fold), state, device, fields, batch, split, where=where)
         if index < promised:
             raise DataError(
                 f"The split `{split}` ended after {index} batches; its length promised {promised}.",
                 expected="as many batches each time as `len()` says",
                 fix="return a source that starts again at each `iter()`, not one that goes on",
             )
-        losses = {"val_loss": loss.result()} if has_loss else {}
-        return self._finalised(losses, fold, split)
+        return self._finalised(loss, fold, split)
+
+    def evaluate_first(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
+        """The finalised metrics of the first batch of a split, which setup has read already.
+
+        Of a part of a split a count may well be 0; that metric is not a number.
+        """
+        where = f"the first batch of `{split}`"
+        of = f"`{self._setup.owner}.{{}}` on the split `{split}`"
+        loss = LossFold(where=of.format("loss"))
+        fold = MetricFold(where=of.format("metrics"), is_part=True)
+        first = self._setup.first[split]
+        names = check_evaluated(self._setup.hooks, first, split)
+        fields = routed_fields(first, names, where=where)
+        self._add((loss, fold), state, device, fields, first, split, where=where)
+        return self._finalised(loss, fold, split)
+
+    def _add(
+        self,
+        folds: tuple[LossFold, MetricFold],
+        state: TrainState,
+        device: Flat,
+        fields: Flat,
+        batch: Batch,
+        split: str,
+        *,
+        where: str,
+    ) -> None:
+        """Evaluates one batch, of which `fields` are for the device, and adds what comes out."""
+        loss, fold = folds
+        hooks = self._setup.hooks
+        pieces, rows = self._device_outputs(state, device, fields, where=where)
+        if falls_back_to_loss(hooks):
+            loss.add(self._loss(device, pieces, self._loss_fields(fields), rows), rows)
+        if "metrics" in hooks.routes:
+            # On the host, a hook gets the fields as the source made them.
+            given = fields if hooks.has_device_metrics else batch
+            fold.add(self._metrics(device, pieces, rows, given, split, where=where))
 
     def _source(self, split: str) -> Any:
         """What an evaluation goes through; decided, and told, at the first one."""
@@ -310,7 +338,8 @@ class Evaluator:
                 )
         return dict(cast("Mapping[str, Any]", figures))
 
-    def _finalised(self, losses: dict[str, float], fold: MetricFold, split: str) -> dict[str, Any]:
+    def _finalised(self, loss: LossFold, fold: MetricFold, split: str) -> dict[str, Any]:
+        losses = {"val_loss": loss.result()} if falls_back_to_loss(self._setup.hooks) else {}
         reduced = {**losses, **fold.result()}
         # Before `finalize_metrics`, which may drop what it has used.
         self.figures = self._draw(reduced, split)

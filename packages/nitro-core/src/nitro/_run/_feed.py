@@ -27,6 +27,7 @@ from nitro.errors import DataError, warn
 
 from ._position import open_epoch
 from ._prefetch import DEPTH, prefetched
+from ._sizes import wrong_width
 
 _RESIDENT_SHARE = 0.1
 """The share of the device's memory that a training split may take without being asked."""
@@ -154,7 +155,7 @@ class DeviceFeed:
         num_drawn = len(checked_order(source, 0))
         if len(source) * source.batch_size > num_drawn:
             ragged = num_drawn % source.batch_size
-            raise _wrong_width(f"batch {len(source)} of `train`", ragged, source.batch_size)
+            raise wrong_width(f"batch {len(source)} of `train`", ragged, source.batch_size)
         self._fields = routed_fields(source.arrays, names, where="the arrays of `train`")
         self._placed: Flat | None = None
         self.data_shapes: Flat = {
@@ -279,16 +280,8 @@ class HostFeed:
     def _check_shapes(self, fields: Flat, where: str) -> None:
         rows = num_rows(fields, where=where)
         if rows != self._width:
-            raise _wrong_width(where, rows, self._width)
+            raise wrong_width(where, rows, self._width)
         check_same_shapes(fields, self._first, where=where)
-
-
-def _wrong_width(where: str, rows: int, width: int) -> DataError:
-    return DataError(
-        f"{where} has {rows} samples.",
-        expected=f"{width}, as the first batch: one program, one batch size",
-        fix="let the training loader drop its last partial batch (`drop_last=True`)",
-    )
 
 
 def _copy_into(chunk: Any, place: tuple[int, int], batch: Flat) -> None:

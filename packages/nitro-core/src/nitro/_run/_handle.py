@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from ._phases import Monitor, Phase, subscribe
 from ._render import RenderRequest, render
 from ._resume import resume_session, start_session
 from ._retention import refuse_unranked_record, tell_retention
+from ._sanity import check_one_batch
 from ._session import Session, make_session, release_sources
 from ._setup import set_up
 
@@ -39,8 +41,8 @@ class Nitro:
     """One experiment, set up: trains, evaluates, predicts, and hands out its model.
 
     Construction runs the setup only: it builds data and model, checks everything that
-    can be checked, and compiles no training program. Options resolve in this order:
-    keyword, attribute of the experiment, default.
+    can be checked, one batch of validation included, and compiles no training program.
+    Options resolve in this order: keyword, attribute of the experiment, default.
 
     Args:
         experiment: An instance of an `Experiment`.
@@ -81,13 +83,17 @@ class Nitro:
         allow_code_change: Whether `resume` goes on, with a warning, after a change of the
             code that is traced, of the model's settings or of the optimizer's.
         checkpoint: A record to take weights from: a run's directory, with or without
-            `#<run id>` and `@best` or `@latest` behind it, or a record's directory. Without
-            either it is the best record.
+            `#<run id>` and `@best` or `@latest` behind it, a record's directory, or an entry of
+            `nitro.checkpoints`. Of a run's directory alone it is the best record.
         weights: Weights to start from: another handle, a module, a mapping of arrays by
             dotted name or nested, or a bundle; a bundle's path, or what `checkpoint` takes; or
             a `nitro.Weights`, where they fit in part only. Copied, in the model's dtypes.
         restore_optimizer: Whether the record of `checkpoint` gives its optimizer state, too.
         restore_best: Whether `train` ends with the weights of this run's best record.
+        sanity_check: Whether setup takes the first batch of `val`, and of other splits that can
+            be scored, through the hooks `metrics` and `finalize_metrics`, so that their mistakes
+            and misspelt metrics are told before anything is trained; default True. It compiles
+            the programs of validation earlier, and leaves all random streams as they are.
         w0: What decay toward `"init"` means: the weights as `"build_model"` makes them, the
             `"weights"` that training starts from, or a tree of arrays.
 
@@ -122,12 +128,13 @@ class Nitro:
         slow_compile_s: float = UNSET,
         memory_limit_bytes: int | None = UNSET,
         data: Mapping[str, Any] | None = None,
-        resume: str | Path | bool = False,
+        resume: str | os.PathLike[str] | bool = False,
         allow_code_change: bool = False,
-        checkpoint: str | Path | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         weights: Any = None,
         restore_optimizer: bool = False,
         restore_best: bool = False,
+        sanity_check: bool = True,
         w0: Any = "build_model",
     ) -> None:
         given = {
@@ -147,6 +154,8 @@ class Nitro:
             resume_session(self._session, source.resumed)
         else:
             start_session(self._session)
+        if given["sanity_check"]:
+            check_one_batch(self._session)
 
     @classmethod
     def from_preset(cls, experiment: type[Experiment], preset: str, /, **keywords: Any) -> Self:

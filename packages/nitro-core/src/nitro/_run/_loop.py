@@ -14,7 +14,7 @@ from nitro._journal import ending
 from nitro._logs import log_block
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan, StepChecks
-from nitro.errors import ConfigError, warn
+from nitro.errors import ConfigError, DivergenceError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
@@ -25,6 +25,7 @@ from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
 from ._leaks import LeakWatch
 from ._memory_plan import check_memory_plan, make_memory_plan
 from ._phases import Phase
+from ._rescue import may_record, rescue
 from ._session import Session
 from ._steps import Call, StepRunner
 from ._stopping import StopReason
@@ -50,6 +51,7 @@ def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
     part_from_earlier_run(session)
     session.journal.begin(session)
     session.is_training = True
+    begun = session.step
     with session.in_phase(Phase.TRAINING, then=Phase.DONE):
         try:
             _begin_log(session)
@@ -58,6 +60,7 @@ def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
                 session.close()
         except BaseException as error:
             session.stop_reason = "failed"
+            rescue(session, error, begun=begun)
             _end_after_error(session, error)
             raise
         finally:
@@ -119,7 +122,7 @@ def record_now(session: Session) -> None:
     refuse_not_finite(session)
     session.open()
     try:
-        if _may_record(session):
+        if may_record(session):
             session.save_record(None, session.stop_reason)
     finally:
         session.close()
@@ -201,6 +204,9 @@ def plan_memory(session: Session) -> MemoryPlan:
 
 def _train_epoch(session: Session, steps: StepRunner) -> bool:
     """Takes the rest of the epoch's steps; False if a request cut it short."""
+    if session.steps_in_epoch == session.setup.steps_per_epoch:
+        # Resumed where validation failed: to open the source would begin its next epoch.
+        return True
     # Closed even while an exception holds on to this frame, so that no thread outlives it.
     with closing(steps.run_epoch()) as calls:
         return _take_calls(session, steps, calls)
@@ -209,23 +215,38 @@ def _train_epoch(session: Session, steps: StepRunner) -> bool:
 def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> bool:
     pending: Call | None = None
     every = session.setup.options.checkpoint_every_steps
-    for call in calls:
-        # Scalars are read one call late, so that the device never waits for the host.
+    try:
+        for call in calls:
+            # Scalars are read one call late, so that the device never waits for the host.
+            due, pending = pending, call
+            if due is not None:
+                _report(session, due, steps)
+            at_boundary = every is not None and session.step % every == 0
+            if session.is_stop_requested or session.is_record_requested or at_boundary:
+                pending = None
+                _report(session, call, steps)
+                at_end = session.steps_in_epoch == session.setup.steps_per_epoch
+                if session.is_stop_requested and not at_end:
+                    return False
+                if not at_end:
+                    _save(session, None, None)
+    except Exception:
         if pending is not None:
-            _report(session, pending, steps)
-        pending = call
-        at_boundary = every is not None and session.step % every == 0
-        if session.is_stop_requested or session.is_record_requested or at_boundary:
-            _report(session, pending, steps)
-            pending = None
-            at_end = session.steps_in_epoch == session.setup.steps_per_epoch
-            if session.is_stop_requested and not at_end:
-                return False
-            if not at_end:
-                _save(session, None, None)
+            _report_last(session, pending, steps)
+        raise
     if pending is not None:
         _report(session, pending, steps)
     return True
+
+
+def _report_last(session: Session, call: Call, steps: StepRunner) -> None:
+    """Reports what was done before something raised: its losses belong to the epoch."""
+    try:
+        _report(session, call, steps)
+    except DivergenceError:
+        raise
+    except Exception:  # noqa: BLE001 - what raised first is what the user must see
+        return
 
 
 def _report(session: Session, call: Call, steps: StepRunner) -> None:
@@ -233,8 +254,9 @@ def _report(session: Session, call: Call, steps: StepRunner) -> None:
     host, checks = jax.device_get((call.scalars, call.checks))
     host = {n: v[: call.count] for n, v in host.items()}
     end = first_end(session, host["loss"], checks)
-    _log_steps(session, {n: v[:end] for n, v in host.items()}, call.first)
+    # First: whatever the log makes of it, the steps were taken.
     _add_losses(session, host["loss"][:end], checks)
+    _log_steps(session, {n: v[:end] for n, v in host.items()}, call.first)
     loss = float(host["loss"][-1])
     if end is not None:
         raise end_error(session, host["loss"], checks, end, step=call.first + end)
@@ -269,13 +291,23 @@ def _add_losses(session: Session, losses: np.ndarray, checks: StepChecks) -> Non
 
 def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
     """Validates, and writes the epoch into history and log; returns what was validated."""
+    losses = session.epoch_loss.get_state()
     mean_loss = session.epoch_loss.take()
     session.epoch += 1
     session.steps_in_epoch = 0
-    _report_data_wait(session, *steps.take_data_wait())
-    validated, metrics = _validate(session)
-    row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss, **validated}
-    session.history.append(row)
+    row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss}
+    try:
+        if steps.has_drawn:
+            _report_data_wait(session, *steps.take_data_wait())
+        validated, metrics = _validate(session)
+    except BaseException:
+        # Whoever goes on validates first: the epoch has all its steps, and is not over.
+        session.history.append(row)
+        session.epoch -= 1
+        session.steps_in_epoch = session.setup.steps_per_epoch
+        session.epoch_loss.set_state(losses)
+        raise
+    session.history.append({**row, **validated})
     session.reporter.epoch_end(epoch=session.epoch, metrics={"loss": mean_loss, **(metrics or {})})
     return metrics
 
@@ -348,17 +380,6 @@ def _stop_reason(session: Session, metrics: dict[str, float] | None) -> StopReas
 
 def _save(session: Session, metrics: dict[str, float] | None, reason: StopReason | None) -> None:
     session.is_record_requested = False
-    if session.records is not None and _may_record(session):
+    if session.records is not None and may_record(session):
         with session.in_phase(Phase.CHECKPOINTING):
             session.save_record(metrics, reason)
-
-
-def _may_record(session: Session) -> bool:
-    """Whether a record of now could be resumed; warns where not."""
-    if session.steps_in_epoch and not session.setup.moves_in_epoch:
-        warn(
-            f"No record of step {session.step}: the training source cannot go on inside an epoch. "
-            f"A run that is resumed repeats epoch {session.epoch + 1} from its start."
-        )
-        return False
-    return True

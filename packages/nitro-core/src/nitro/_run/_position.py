@@ -81,7 +81,7 @@ def check_position(
         return True, []
     kind = type(splits["train"]).__name__
     fix = "give the loader `get_state` and `set_state`, or use an ArrayLoader or Grain"
-    if source.resumed is not None and source.resumed.meta["steps_in_epoch"]:
+    if source.resumed is not None and _is_inside_epoch(source.resumed.meta):
         raise CheckpointError(
             f"The record `{source.resumed.path}` was written in the middle of epoch "
             f"{source.resumed.meta['epoch'] + 1}, and the training source {kind} cannot say or take "
@@ -98,6 +98,12 @@ def check_position(
             f"  fix: {fix}"
         )
     return False, [line]
+
+
+def _is_inside_epoch(meta: Mapping[str, Any]) -> bool:
+    """Whether a record has some steps of an epoch, and lacks others."""
+    pace = meta["pace"]
+    return 0 < meta["steps_in_epoch"] < pace["batches_per_epoch"] // pace["accum"]
 
 
 def _keeps_state(holder: Any) -> bool:

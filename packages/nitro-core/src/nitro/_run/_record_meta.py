@@ -19,6 +19,7 @@ from nitro._trees import Flat, named_leaves
 from nitro._version import __version__
 from nitro.errors import CheckpointError
 
+from ._changes import steering_values
 from ._derive import encode_derived
 from ._journaling import experiment_name, source_file
 from ._refusals import anchor_checksums, versions
@@ -64,6 +65,8 @@ def fixed_meta(session: Session) -> dict[str, Any]:
         "file": source_file(type(setup.experiment)),
         "config": session.config(),
         "params": session.declared_params(),
+        "steering": steering_values(setup, session.declared_params()),
+        "lineage": session.lineage,
         "graph_const": [f.name for f in fields if f.residency is Residency.GRAPH_CONST],
         "declared": declared_digests(setup),
         "seed": setup.options.seed,

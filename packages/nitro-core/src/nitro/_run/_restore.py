@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def find_source(*, given: Mapping[str, Any], run_dir: Path) -> Source:
     """
     resume, checkpoint, weights = given["resume"], given["checkpoint"], given["weights"]
     _check_one_source(resume, checkpoint, weights)
-    if isinstance(weights, str | Path) and not is_artifact(weights):
+    if isinstance(weights, str | os.PathLike) and not is_artifact(weights):
         checkpoint, weights = weights, None
     if checkpoint is not None:
         return _named(checkpoint, run_dir)
@@ -130,7 +131,7 @@ def _check_one_source(resume: Any, checkpoint: Any, weights: Any) -> None:
             expected="one source for the weights",
             fix="`resume` goes on exactly; `checkpoint` and `weights` take weights only",
         )
-    if resume not in (False, None) and not isinstance(resume, str | Path):
+    if resume not in (False, None) and not isinstance(resume, str | os.PathLike):
         raise ConfigError(
             f"`resume` is {resume!r}.",
             expected='"auto", or a record as `checkpoint` names it',
@@ -138,7 +139,7 @@ def _check_one_source(resume: Any, checkpoint: Any, weights: Any) -> None:
         )
 
 
-def _resumed(resume: str | Path, run_dir: Path) -> Source:
+def _resumed(resume: str | os.PathLike[str], run_dir: Path) -> Source:
     directory = run_dir.absolute() / "checkpoints"
     if resume == "auto":
         if not read_index(directory):

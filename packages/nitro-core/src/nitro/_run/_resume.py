@@ -10,6 +10,7 @@ from nitro._checkpoint import Record, read_index
 from nitro._trees import dotted, named_leaves
 from nitro.errors import warn
 
+from ._changes import changes_since, lineage_lines, steering_values, tell_changes
 from ._record_meta import declared_digests, decoded_state, pace
 from ._refusals import report_horizon
 from ._session import Session
@@ -25,6 +26,7 @@ def resume_session(session: Session, record: Record) -> None:
     """
     meta, setup = record.meta, session.setup
     setup.notes += report_horizon(record, setup.optimizer, pace(setup))
+    _take_lineage(session, record)
     session.step, session.epoch = meta["step"], meta["epoch"]
     session.steps_in_epoch = meta["steps_in_epoch"]
     session.loader_state = decoded_state(meta["loader_state"])
@@ -38,6 +40,20 @@ def resume_session(session: Session, record: Record) -> None:
     session.cuts_other_run = setup.source.run is None
     session.told_params = meta["params"]
     _warn_if_ended(session, record)
+
+
+def _take_lineage(session: Session, record: Record) -> None:
+    """Tells of what is another value now, and adds it to what earlier resumes have changed."""
+    meta = record.meta
+    now = steering_values(session.setup, session.declared_params())
+    changes = changes_since(meta.get("steering", {}), now)
+    step = meta["step"]
+    tell_changes(changes, path=record.path, step=step)
+    session.lineage = [*meta.get("lineage", [])]
+    if changes:
+        entry = {"step": step, "epoch": meta["epoch"], "record": record.path.name}
+        session.lineage.append({**entry, "changes": [list(change) for change in changes]})
+    session.setup.notes += lineage_lines(session.lineage)
 
 
 def start_session(session: Session) -> None:

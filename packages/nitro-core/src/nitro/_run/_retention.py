@@ -10,20 +10,30 @@ from nitro._checkpoint import RecordEntry, RecordWriter, TopK, read_index
 from nitro._experiment import Experiment, RunOptions, has_hook, resolve_option
 from nitro.errors import ConfigError, warn
 
+from ._stopping import EarlyStop
+
 _ALWAYS_THERE = "val_loss"
 """The metric of a validation without a `metrics` hook."""
 
 
 def checked_checkpointer(
-    experiment: Experiment, given: Any, *, options: RunOptions, splits: Mapping[str, Any]
+    experiment: Experiment,
+    given: Any,
+    *,
+    options: RunOptions,
+    splits: Mapping[str, Any],
+    stopper: Any,
 ) -> TopK | None:
     """The retention policy of a handle; None for one that writes no records.
+
+    The default one ranks by the metric that an `EarlyStop` watches, so that the best record is
+    the one after which the run waited in vain.
 
     Raises:
         ConfigError: Not a policy, or one that ranks by what is never emitted, or keeps nothing
             of what is written.
     """
-    checkpointer, _ = resolve_option(experiment, "checkpointer", given, TopK())
+    checkpointer, _ = resolve_option(experiment, "checkpointer", given, _default_policy(stopper))
     if checkpointer is None:
         return None
     if not isinstance(checkpointer, TopK):
@@ -41,6 +51,12 @@ def checked_checkpointer(
     if not checkpointer.keep_latest and "train" in splits:
         _check_ranked_only(options, splits)
     return checkpointer
+
+
+def _default_policy(stopper: Any) -> TopK:
+    if not isinstance(stopper, EarlyStop):
+        return TopK()
+    return TopK(metric=stopper.metric, mode="max" if stopper.mode == "max" else "min")
 
 
 def checked_restore_best(given: Any, checkpointer: Any, splits: Mapping[str, Any]) -> bool:

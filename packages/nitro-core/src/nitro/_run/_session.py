@@ -69,6 +69,7 @@ class Session:
         reattach_to: What the logger goes on from once training begins, after a resume.
         cuts_other_run: Whether that cuts off lines that this run did not write.
         told_params: The configuration that the log holds already, after a resume.
+        lineage: What was changed at each resume of the run, as JSON values.
         has_ended: Whether the resumed run was over.
         restored_best: The record whose weights replaced the trained ones, or None.
         resume_command: What to type to go on, where the command line started the run.
@@ -108,6 +109,7 @@ class Session:
     reattach_to: Any = None
     cuts_other_run: bool = False
     told_params: dict[str, Any] | None = None
+    lineage: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     has_ended: bool = False
     restored_best: RecordEntry | None = None
     resume_command: str | None = None

@@ -44,6 +44,7 @@ from ._position import check_position
 from ._refusals import check_anchors, check_code, check_config, check_logger
 from ._restore import Source, check_resumed_seed, find_source
 from ._retention import checked_checkpointer, checked_restore_best
+from ._sizes import check_sizes
 from ._splits import build_splits, first_batches, sample_text, warn_near_misses
 from ._start import start_model, start_optimizer
 from ._step_record import step_record
@@ -170,8 +171,10 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         device=device,
         first=first,
     )
+    check_sizes(hooks, splits, first)
+    stopper = _checked_stopper(experiment, splits, given["early_stop"])
     checkpointer = checked_checkpointer(
-        experiment, given["checkpointer"], options=options, splits=splits
+        experiment, given["checkpointer"], options=options, splits=splits, stopper=stopper
     )
     optimizer, opt_state = start_optimizer(
         hooks,
@@ -189,7 +192,6 @@ def set_up(experiment: Any, given: Mapping[str, Any], *, preset: str | None = No
         max_constant_bytes=_or_infinite(options.max_constant_bytes),
         slow_compile_s=options.slow_compile_s,
     )
-    stopper = _checked_stopper(experiment, splits, given["early_stop"])
     warn_near_misses(routes, first)
     moves_in_epoch, notes = check_position(source, splits, writes_records=checkpointer is not None)
     if source.resumed is not None and optimizer is not None:

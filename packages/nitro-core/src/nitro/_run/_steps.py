@@ -95,6 +95,11 @@ class StepRunner:
             self._waited_s += now - started
         return fed
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether data was drawn since the last call of `take_data_wait`."""
+        return self._epoch_started is not None
+
     def take_data_wait(self) -> tuple[float, float]:
         """The seconds spent waiting for data, and their share since the last call."""
         waited, started = self._waited_s, self._epoch_started

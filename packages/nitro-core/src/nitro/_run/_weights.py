@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -213,7 +214,7 @@ def read_weights(weights: Any, *, run_dir: Path | None = None) -> GivenWeights:
             arrays={**state.params, **state.model_state},
             display=f"taken from {setup.owner} at epoch {session.epoch} ({setup.options.run_dir})",
         )
-    if isinstance(weights, str | Path):
+    if isinstance(weights, str | os.PathLike):
         return _read_path(weights, run_dir)
     kind = type(weights).__name__
     if isinstance(weights, nnx.Module):
@@ -231,12 +232,12 @@ def read_weights(weights: Any, *, run_dir: Path | None = None) -> GivenWeights:
     return GivenWeights(arrays=named_leaves(dict(weights)), display=f"given as {kind}")
 
 
-def is_artifact(path: str | Path) -> bool:
+def is_artifact(path: str | os.PathLike[str]) -> bool:
     """Whether an installed backend knows what lies there as one of its artifacts."""
     return backend_of(Path(path)) is not None
 
 
-def _read_path(path: str | Path, run_dir: Path | None) -> GivenWeights:
+def _read_path(path: str | os.PathLike[str], run_dir: Path | None) -> GivenWeights:
     backend = backend_of(Path(path))
     if backend is None:
         record = open_record(path, run_dir=run_dir)
