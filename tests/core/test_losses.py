@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 from flax import nnx
 
 import nitro
-from nitro.errors import DivergenceError, HookError
+from nitro.errors import DivergenceError, HookError, NitroWarning
 
 _STEPS, _ROWS, _TOKENS, _RATE = 3, 8, 5, 0.1
 
@@ -92,11 +93,12 @@ def test_sum_and_count_give_the_step_of_one_big_batch(make_run: Any, kind: Any, 
     assert run.history.loss == [pytest.approx(loss, rel=1e-6)]
 
 
-def test_micro_batch_that_counts_nothing_changes_nothing(make_run: Any) -> None:
+def test_micro_batch_that_counts_nothing_changes_nothing(make_run: Any, tmp_path: Path) -> None:
     arrays = _sequences(4)
     empty = {**arrays, "mask": np.zeros_like(arrays["mask"])}
     alone = make_run(Tokens(), data={"train": [arrays]}, checkpointer=None)
-    padded = make_run(Tokens(), data={"train": [empty, arrays]}, accum=2, checkpointer=None)
+    two = {"data": {"train": [empty, arrays]}, "accum": 2, "run_dir": tmp_path / "two"}
+    padded = make_run(Tokens(), checkpointer=None, **two)
 
     kernels = [run.train().model.kernel[...] for run in (alone, padded)]
 
@@ -116,12 +118,15 @@ def test_step_that_counts_nothing_is_told(make_run: Any, accum: int, checks: boo
     assert np.isfinite(run.model.kernel[...]).all()
 
 
-def test_sum_and_count_over_one_batch_are_the_bits_of_the_mean(make_run: Any) -> None:
+def test_sum_and_count_over_one_batch_are_the_bits_of_the_mean(
+    make_run: Any, tmp_path: Path
+) -> None:
     class Mean(Tokens):
         def loss(self, out: Any, *, y: Any, mask: Any) -> Any:
             return (jnp.square(out - y) * mask).sum() / mask.sum()
 
-    kernels = [make_run(k(), checkpointer=None).train().model.kernel[...] for k in (Tokens, Mean)]
+    runs = [make_run(kind(), run_dir=tmp_path / kind.__name__) for kind in (Tokens, Mean)]
+    kernels = [run.train().model.kernel[...] for run in runs]
 
     np.testing.assert_array_equal(*kernels)
 
@@ -236,3 +241,129 @@ def test_divergence_that_is_not_checked_is_recorded(make_run: Any) -> None:
 
     assert np.isnan(run.model.kernel[...]).all()
     assert [entry.step for entry in nitro.checkpoints(run.run_dir)] == [3]
+
+
+class Balanced(Tokens):
+    """Returns a balancing loss, a scalar, beside its predictions."""
+
+    def forward(self, model, *, x):
+        out = model(x)[..., 0]
+        return {"out": out, "aux": jnp.square(out).mean()}
+
+    def loss(self, outputs, *, y, mask):
+        return jnp.square(outputs["out"] - y).mean() + outputs["aux"].mean()
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "val")])
+def test_scalar_output_is_refused_with_or_without_validation(make_run: Any, splits: Any) -> None:
+    data = {name: nitro.ArrayLoader(_sequences(8), 4) for name in splits}
+
+    with pytest.raises(
+        HookError,
+        match=r"`aux` of shape \(\) for a batch of 4[\s\S]*broadcast_to\(aux, x\.shape\[:1\]\)`",
+    ):
+        make_run(Balanced(), data=data).train()
+
+
+def test_scalar_output_that_is_spread_over_the_batch_trains_as_it_was_meant(make_run: Any) -> None:
+    class Spread(Balanced):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            outputs = super().forward(model, x=x)
+            return {**outputs, "aux": jnp.broadcast_to(outputs["aux"], x.shape[:1])}
+
+    arrays = _sequences(8)
+    run = make_run(Spread(), data={"train": [arrays], "val": [arrays]}, checkpointer=None)
+    kernel, bias = (np.asarray(w[...], np.float64) for w in (run.model.kernel, run.model.bias))
+    out = (arrays["x"] @ kernel + bias)[..., 0]
+
+    right = ((out - arrays["y"]) ** 2).mean() + (out**2).mean()
+    assert run.validate()["val_loss"] == pytest.approx(right, rel=1e-6)
+    assert run.train().history.loss == [pytest.approx(right, rel=1e-6)]
+
+
+class _Sowing(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.linear = nnx.Linear(4, 1, rngs=rngs)
+        self(jnp.zeros((1, 1, 4)))
+
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "size", jnp.abs(x).mean())
+        return self.linear(x)
+
+
+@pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
+def test_what_a_model_sows_is_dropped_and_said(make_run: Any, tmp_path: Path) -> None:
+    class Sown(Tokens):
+        def build_model(self, rngs: Any) -> Any:
+            return _Sowing(rngs)
+
+    run = make_run(Sown(), checkpointer=None)
+    with pytest.warns(NitroWarning, match=r"`forward` sows `size`, which is dropped") as told:
+        run.train()
+
+    plain = make_run(Tokens(), checkpointer=None, run_dir=tmp_path / "plain").train()
+    assert sum(issubclass(one.category, NitroWarning) for one in told) == 1, [str(t) for t in told]
+    np.testing.assert_array_equal(run.model.linear.kernel[...], plain.model.kernel[...])
+
+
+def test_divergence_on_finite_data_advises_a_lower_rate(make_run: Any) -> None:
+    class Wild(Tokens):
+        def learning_rate(self, group: Any = None) -> float:
+            return 1e30
+
+    with pytest.raises(DivergenceError, match=r"loss is (nan|inf) at step \d[\s\S]*lower learning"):
+        make_run(Wild(), checkpointer=None).train()
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_nan_in_the_data_is_named_by_field_and_sample(make_run: Any, on_device: bool) -> None:
+    arrays = _sequences(8)
+    arrays["x"][5, 2, 1] = np.nan
+    loader = nitro.ArrayLoader(arrays, 2, device=on_device)
+    where = "samples, from 0: 5" if on_device else "rows, from 0: 1"
+
+    with pytest.raises(
+        DivergenceError,
+        match=rf"loss is nan at step 2 .* in `train` `x` holds NaN in 1 of 4 {where}",
+    ):
+        make_run(Tokens(), data={"train": loader}, accum=2).train()
+
+
+def test_nan_in_the_validation_alone_names_split_and_field(make_run: Any) -> None:
+    arrays = _sequences(8)
+    arrays["y"][5] = np.inf
+    data = {name: nitro.ArrayLoader(_sequences(8), 4) for name in ("train", "test")}
+    run = make_run(Tokens(), data={**data, "val": nitro.ArrayLoader(arrays, 4)})
+
+    with (
+        pytest.warns(NitroWarning, match="in batch 2 of `val` `y` holds infinity in 1 of 4 rows"),
+        pytest.warns(NitroWarning, match="`val_loss` of `val` is nan"),
+        pytest.raises(DivergenceError, match=r"`val_loss`, by which .* any of 1 epochs"),
+    ):
+        run.train()
+    assert np.isfinite(run.evaluate("test")["val_loss"])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_nan_in_the_first_batch_of_a_split_is_told_at_setup(make_run: Any, split: str) -> None:
+    data = {name: nitro.ArrayLoader(_sequences(8), 4) for name in ("train", "val")}
+    data[split].arrays["x"][1, 0, 0] = np.nan
+
+    with pytest.warns(
+        NitroWarning, match=rf"in the first batch of `{split}`: `x` holds NaN in 1 of 4 rows"
+    ):
+        make_run(Tokens(), data=data)
+
+
+def test_nan_that_derive_made_is_named(make_run: Any) -> None:
+    class Scaled(Tokens):
+        scale: nitro.Device[float] = 1.0
+
+        def derive(self, data: Any) -> Any:
+            return {"scale": float("nan")}
+
+        def loss(self, out: Any, *, y: Any, mask: Any) -> Any:
+            return jnp.square(out * self.scale - y).mean()
+
+    with pytest.raises(DivergenceError, match=r"step 1 of .* not finite: `derive` made `scale` so"):
+        make_run(Scaled(), checkpointer=None).train()

@@ -127,7 +127,7 @@ def test_batches_of_the_host_are_counted_while_they_wait(make_run):
 
     # Two chunks with the device; two wait, one is being made, from as many batches.
     assert size(plan, "batches in flight") == 2 * chunk
-    assert size(plan, "batches ahead") == 4 * chunk
+    assert size(plan, "batches ahead") == 5 * chunk
     assert size(plan, "training data") == 0
     assert chunk >= 3 * sum(array.nbytes for array in samples(10).values())
 

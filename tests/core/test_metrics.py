@@ -360,6 +360,30 @@ def test_metrics_on_the_host_get_numpy_whatever_the_loader_yields(
     assert make_run(Measured(), data={"val": [batch]}).validate() == {"n": 2.0}
 
 
+@pytest.mark.parametrize("residency", ["host", "device"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_floats_are_added_up_in_float32(
+    plane: Any, make_run: Any, points: Any, residency: str, dtype: Any
+) -> None:
+    class Half(plane):
+        def forward(self, model: Any, *, x: Any) -> Any:
+            return model(x)[:, 0].astype(dtype)
+
+        def metrics(self, height: Any, *, y: Any) -> Any:
+            return {"mean": (abs(height).sum(), (height == height).astype(height.dtype).sum())}
+
+        def metrics_residency(self, hook: str) -> Any:
+            return residency if hook == "metrics" else "device"
+
+    arrays = points(4097, seed=1)
+    run = make_run(Half(), data={"val": [arrays]}, checkpointer=None)
+
+    height = run.predict({"x": arrays["x"]})
+    assert height.dtype == dtype
+    right = np.abs(height.astype(np.float64)).mean()
+    assert run.validate()["mean"] == pytest.approx(right, rel=1e-5)
+
+
 def test_concatenated_metric_must_be_reduced(run_with: Any) -> None:
     run = run_with(metrics=lambda self, height, *, y: {"g": {"scores": ("concat", height)}})
 
@@ -399,6 +423,44 @@ def test_train_metrics_are_logged_per_step_as_the_mean_over_micro_batches(
     assert len(steps) == 8 // accum
     assert [step["twice"] for step in steps] == pytest.approx([2 * s["loss"] for s in steps])
     assert {step["count/n"] for step in steps} == {5.0}
+
+
+def test_train_metrics_reach_the_history_as_means_of_the_epoch(plane: Any, make_run: Any) -> None:
+    class Measured(plane):
+        def train_metrics(self, height: Any, *, y: Any) -> Any:
+            return {"mae": abs(height - y).mean(), "up": (y > 0).mean()}
+
+        def metrics(self, height: Any, *, y: Any) -> Any:
+            return {"mae": (abs(height - y).sum(), y.size)}
+
+    run = make_run(Measured(), checkpointer=None, max_epochs=2).train()
+
+    steps = _logged(run, "train")
+    for column, name in (("train_mae", "mae"), ("up", "up")):
+        epochs = [[s[name] for s in steps if s["epoch"] == epoch] for epoch in (1, 2)]
+        assert run.history[column] == [pytest.approx(np.mean(epoch)) for epoch in epochs]
+    assert run.history["mae"] == [s["mae"] for s in _logged(run, "val")]
+
+
+def test_means_of_train_metrics_go_on_where_a_run_was_stopped(
+    plane: Any, make_run: Any, tmp_path: Any
+) -> None:
+    class Measured(plane):
+        def train_metrics(self, height: Any, *, y: Any) -> Any:
+            return {"mae": abs(height - y).mean()}
+
+    def stop(event: Any) -> None:
+        if event.phase is nitro.Phase.CHECKPOINTING and event.step == 2:
+            event.run.request_stop()
+
+    whole = make_run(Measured(), run_dir=tmp_path / "whole").train()
+    first = make_run(Measured(), checkpoint_every_steps=1)
+    first.on_phase(stop)
+    first.train()
+    again = make_run(Measured(), resume="auto").train()
+
+    assert 0 < first.step < 4
+    assert again.history["mae"] == whole.history["mae"]
 
 
 def test_train_metrics_change_no_bit_of_the_losses(

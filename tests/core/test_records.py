@@ -243,9 +243,36 @@ def test_default_policy_keeps_the_newest_where_val_loss_is_not_emitted(scripted:
     assert [(entry.epoch, entry.score) for entry in kept] == [(3, None)]
 
 
-def test_metric_that_is_not_finite_stops_the_run(scripted: Any) -> None:
-    with pytest.raises(DivergenceError, match=r"`score`, by which records are ranked, is nan"):
-        scripted([0.1, float("nan")], checkpointer=TopK(metric="score"))
+@pytest.mark.parametrize("odd", [float("nan"), float("-inf")])
+def test_epoch_without_a_finite_metric_is_kept_as_newest_and_never_as_best(
+    scripted: Any, tmp_path: Path, odd: float
+) -> None:
+    policy = TopK(k=1, metric="score")
+    words = r"`score` of `val` is [\s\S]*worse than every"
+    with pytest.warns(NitroWarning, match=words):
+        ended_so = scripted([0.1, odd], checkpointer=policy, run_dir=tmp_path / "a")
+    with pytest.warns(NitroWarning, match=words) as told:
+        went_on = scripted([0.1, odd, odd, 0.3], checkpointer=policy, run_dir=tmp_path / "b")
+
+    kept = [nitro.checkpoints(run.run_dir) for run in (ended_so, went_on)]
+    assert [[(e.epoch, e.score) for e in entries] for entries in kept] == [
+        [(1, 0.1), (2, None)],
+        [(1, 0.1), (4, 0.3)],
+    ]
+    assert len(told) == 1
+    assert ended_so.history.best["epoch"] == 1
+
+
+def test_metric_that_is_never_finite_is_an_error_at_the_end(scripted: Any, tmp_path: Path) -> None:
+    with (
+        pytest.warns(NitroWarning, match="worse than every number"),
+        pytest.raises(
+            DivergenceError, match=r"`score`, by which .* ranked, is nan, and .* any of 2 epochs"
+        ),
+    ):
+        scripted([float("nan")] * 2, checkpointer=TopK(metric="score"))
+
+    assert [entry.epoch for entry in nitro.checkpoints(tmp_path / "run")] == [2]
 
 
 @pytest.mark.parametrize(

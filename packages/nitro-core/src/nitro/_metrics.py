@@ -75,6 +75,19 @@ def read_metrics(
     return tuple(_Reader(where, rows, number).group(metrics, (), None))
 
 
+def widened(outputs: Any) -> Any:
+    """Outputs for a metrics hook: half floats as float32, which is exact; the rest as it is.
+
+    NumPy adds up float16 and bfloat16 in themselves, where 256 + 1 is 256.
+    """
+    return jax.tree.map(_widened, outputs)
+
+
+def _widened(array: Any) -> Any:
+    is_half = jnp.issubdtype(array.dtype, np.floating) and array.dtype.itemsize < 4
+    return array.astype(np.float32) if is_half else array
+
+
 def host_number(value: Any) -> np.ndarray | None:
     """A number, or an array of them, in NumPy; None for anything else."""
     if value is None or isinstance(value, str | Mapping):

@@ -13,7 +13,7 @@ from nitro._devices import brought_home
 from nitro._linen import drive_linen, shell_of
 from nitro._modes import kept_in_evaluation, parts_in_evaluation, switch_to_training
 from nitro._trees import Flat, variable_name
-from nitro.errors import HookError
+from nitro.errors import HookError, warn
 
 
 class TrainState(NamedTuple):
@@ -66,8 +66,9 @@ class ModelLayout:
         Raises:
             HookError: It changed which variables there are.
         """
-        _, params, rest = nnx.split(model, nnx.Param, ...)
         hook = "train_step"
+        _drop_sown(model, hook)
+        _, params, rest = nnx.split(model, nnx.Param, ...)
         return self.params.flatten(params, hook), self.model_state.flatten(rest, hook)
 
     def model_state_of(self, model: Any) -> Flat:
@@ -76,6 +77,7 @@ class ModelLayout:
         Raises:
             HookError: It changed which variables there are.
         """
+        _drop_sown(model, "forward")
         _, _, rest = nnx.split(model, nnx.Param, ...)
         return self.model_state.flatten(rest, "forward")
 
@@ -102,6 +104,19 @@ class _Structure:
         return dict(zip(self.names, leaves, strict=True))
 
 
+def _drop_sown(model: nnx.Module, hook: str) -> None:
+    """Takes out what `sow` left in a module, which belongs to one call, and says so."""
+    sown = jax.tree_util.tree_flatten_with_path(nnx.pop(model, nnx.Intermediate))[0]
+    names = sorted({variable_name(path[:-1]) for path, _ in sown})
+    if names:
+        warn(
+            f"`{hook}` sows {', '.join(f'`{name}`' for name in names)}, which is dropped: an "
+            "intermediate is no state of the model.\n"
+            "  fix: return from `forward` what is to be seen, and read it in `metrics`, `predict` "
+            "or `visualize`"
+        )
+
+
 def split_model(
     model: Any, *, hook: str, sample: Callable[[], str] = lambda: "x"
 ) -> tuple[ModelLayout, Flat, Flat]:
@@ -124,6 +139,8 @@ def split_model(
     kept = kept_in_evaluation(model)
     # A pre-trained part may come from another device, or spread over a mesh.
     nnx.update(model, brought_home(nnx.state(model)))
+    # Of a call in `build_model`: it would be taken for state.
+    nnx.pop(model, nnx.Intermediate)
     model.eval()
     eval_graph, _, _ = nnx.split(model, nnx.Param, ...)
     eval_modules = _described_modules(model)

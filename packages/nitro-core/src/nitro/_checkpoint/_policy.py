@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from nitro.errors import CheckpointError, ConfigError, DivergenceError
+from nitro.errors import CheckpointError, ConfigError
 
 from ._index import RecordEntry
 
@@ -57,12 +57,11 @@ class TopK:
         shown += "" if self.scope == "run" else f", scope={self.scope!r}"
         return f"TopK({shown})"
 
-    def score(self, metrics: Mapping[str, float]) -> float:
-        """The value that ranks a record.
+    def score(self, metrics: Mapping[str, float]) -> float | None:
+        """The value that ranks a record; None for one that is not finite, which ranks nowhere.
 
         Raises:
             CheckpointError: The metric was not emitted; names what was.
-            DivergenceError: It is not finite.
         """
         if self.metric not in metrics:
             raise CheckpointError(
@@ -71,12 +70,7 @@ class TopK:
                 fix="name an emitted metric: `checkpointer=nitro.TopK(metric=...)`",
             )
         value = metrics[self.metric]
-        if not math.isfinite(value):
-            raise DivergenceError(
-                f"The metric `{self.metric}`, by which records are ranked, is {value}.",
-                expected="a finite number",
-            )
-        return value
+        return value if math.isfinite(value) else None
 
     def ranks(self, entry: RecordEntry) -> bool:
         """Whether a record was scored under this metric and mode."""

@@ -100,7 +100,6 @@ class RecordWriter:
         Raises:
             CheckpointError: The ranking metric was not emitted, or the record before this
                 one could not be written.
-            DivergenceError: The ranking metric is not finite.
         """
         score = None if metrics is None else self.policy.score(metrics)
         self.wait()

@@ -51,7 +51,7 @@ class Experiment:
     - `finalize_metrics(self, reduced, split)` returns what is logged for a split.
     - `figures(self, reduced, split)` returns matplotlib figures of a split by name.
     - `train_metrics(self, outputs, *, y)` returns name → scalar, traced with the loss and
-      logged for each step.
+      logged for each step; the history has the means over each epoch.
     - `derive(self, data)` returns field values that follow from the data.
     - `presets(cls)`, a class method, returns named partial field values.
     - `optimizer`, `learning_rate`, `weight_decay`, `decay_anchor`, `no_decay`,

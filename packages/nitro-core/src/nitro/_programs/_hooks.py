@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from nitro._code import raised_at
 from nitro._experiment import Experiment, Route, compile_view
-from nitro._metrics import Metric, read_metrics, traced_number
+from nitro._metrics import Metric, read_metrics, traced_number, widened
 from nitro._state import ModelLayout
-from nitro._trees import Flat, describe_array
+from nitro._trees import Flat, describe_array, named_leaves
 from nitro.errors import HookError
 
 from ._loss import LossTerm, read_loss
@@ -52,6 +52,27 @@ class TracedHooks:
         _check_outputs(hook, outputs)
         return outputs
 
+    def check_batched(self, outputs: Any, rows: int | None) -> None:
+        """Refuses outputs of a batch that lack its axis.
+
+        Raises:
+            HookError: Names the output, its shape, and what makes it fit.
+        """
+        hook = self.routes["forward"].hook
+        leaves = named_leaves(outputs)
+        if not leaves:
+            raise HookError(f"`{hook}` returned no arrays.", expected="at least one output")
+        for name, leaf in leaves.items():
+            if leaf.ndim == 0 or leaf.shape[0] != rows:
+                raise HookError(
+                    f"`{hook}` returned {f'`{name}` ' if name else ''}of shape {leaf.shape} for a "
+                    f"batch of {rows}.",
+                    expected=f"the batch axis first: ({rows}, ...)",
+                    fix=_spread(name, self.routes["forward"].required)
+                    if leaf.ndim == 0
+                    else "leave it out of the outputs, or broadcast it along the batch",
+                )
+
     def loss(self, view: Any, outputs: Any, batch: Mapping[str, Any]) -> LossTerm:
         """`loss` on outputs and a batch, checked to be a scalar float or (sum, count).
 
@@ -73,7 +94,7 @@ class TracedHooks:
         """
         route = self.routes["metrics"]
         with _explained(route.hook, 'return "host" from `metrics_residency`'):
-            metrics = view.metrics(outputs, **route.pick(batch))
+            metrics = view.metrics(widened(outputs), **route.pick(batch))
         return read_metrics(metrics, where=f"`{route.hook}`", rows=rows, number=traced_number)
 
     def train_metrics(
@@ -126,6 +147,14 @@ class TracedHooks:
         """`forward` in evaluation mode; what it does to the model state is discarded."""
         model = self.layout.merge(self.layout.eval, params, model_state)
         return self.forward(view, model, batch)
+
+
+def _spread(name: str, fields: Sequence[str]) -> str:
+    value, field = name.rpartition(".")[2] or "value", next(iter(fields), "x")
+    return (
+        f"give each sample its value, and take the mean in `loss`: "
+        f"`jnp.broadcast_to({value}, {field}.shape[:1])`"
+    )
 
 
 _STEP_KEYS = ("loss", "step", "epoch", "type", "context")

@@ -223,6 +223,7 @@ def _gradient(
     def objective(trained: Flat) -> tuple[jax.Array, tuple[LossTerm, Flat, Scalars]]:
         model = hooks.layout.merge(hooks.layout.train, {**frozen, **trained}, model_state)
         outputs = hooks.forward(view, model, batch)
+        hooks.check_batched(outputs, jax.tree.leaves(batch)[0].shape[0])
         term = hooks.loss(view, outputs, batch)
         metrics = hooks.train_metrics(view, outputs, batch)
         to_minimise = term.value if is_whole else term.total

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,7 +16,9 @@ from nitro._checkpoint import open_record
 from nitro._programs import StepChecks
 from nitro.errors import CheckpointError, DivergenceError, HookError, NitroError
 
+from ._odd_values import odd_fields
 from ._session import Session
+from ._steps import Call
 
 
 def first_end(session: Session, losses: np.ndarray, checks: StepChecks) -> int | None:
@@ -35,15 +38,24 @@ def first_end(session: Session, losses: np.ndarray, checks: StepChecks) -> int |
 
 
 def end_error(
-    session: Session, losses: np.ndarray, checks: StepChecks, index: int, *, step: int
+    session: Session, call: Call, losses: np.ndarray, checks: StepChecks, index: int
 ) -> NitroError:
     """Says why the run ends at a step: nothing counts, or the loss or a weight is not finite."""
-    at, loss = f"at step {step} of epoch {session.epoch + 1}", float(losses[index])
+    at, loss = f"at step {call.first + index} of epoch {session.epoch + 1}", float(losses[index])
     if checks.count is not None and checks.count[index] == 0:
         return HookError(
             f"The counts that `{session.setup.owner}.loss` returned add up to 0 {at}.",
             expected="a count above 0 over the micro-batches of each step",
             fix="leave out batches in which nothing counts, make them larger, or raise `accum`",
+        )
+    cause = _cause(session, call, index)
+    if cause:
+        what = f"loss is {loss}" if not math.isfinite(loss) else f"loss of {loss:.6g} broke weights"
+        return DivergenceError(
+            f"The {what} {at}, and what the step reads is not finite: {cause}.",
+            expected="finite numbers in the fields that `forward` and `loss` name",
+            fix="mend or leave out these rows; where they stand for what is missing, replace them "
+            "before `forward` and `loss` compute with them, and count them out",
         )
     if not math.isfinite(loss):
         return DivergenceError(
@@ -58,6 +70,46 @@ def end_error(
         fix="look in `forward` and `loss` for a derivative that is infinite where the value is "
         "not (`sqrt`, `log` or a norm at 0, a `where` around one); or " + _way_back(session),
     )
+
+
+def _cause(session: Session, call: Call, index: int) -> str:
+    """What a step reads that is not finite: derived values, Device fields, or its batch."""
+    derived = session.setup.derived
+    causes = [f"`derive` made `{name}` so" for name, value in derived.items() if _is_odd(value)]
+    causes += [
+        f"the Device field `{name}`"
+        for name, value in session.device.items()
+        if name not in derived and _is_odd(value)
+    ]
+    fields, samples = call.rows_of(index)
+    odd = odd_fields(fields, samples=samples)
+    return "; ".join([*causes, *([f"in `train` {odd}"] if odd else [])])
+
+
+def steering_metrics(session: Session) -> dict[str, str]:
+    """The metrics of the validation that steer the run, and how they do."""
+    policy, stopper = session.setup.checkpointer, session.setup.stopper
+    steers = {} if policy is None else {policy.metric: "by which checkpoints are ranked"}
+    watched: str | None = getattr(stopper, "metric", None)
+    return steers if watched is None else {watched: "which early stopping watches", **steers}
+
+
+def check_steering(session: Session) -> None:
+    """Tells at the end of a run that a metric that steers it was not finite in any epoch.
+
+    Raises:
+        DivergenceError: Names the metric.
+    """
+    for metric, how in steering_metrics(session).items():
+        values = [row[metric] for row in session.history.rows if metric in row]
+        if values and not any(value is not None and math.isfinite(value) for value in values):
+            raise DivergenceError(
+                f"The metric `{metric}`, {how}, is {values[-1]}, and was not finite in any of "
+                f"{len(values)} epochs.",
+                expected="a finite number in one epoch at least: no checkpoint has a score",
+                fix="look at what it is computed from on the split `val`, or name another "
+                "metric; the newest checkpoint holds the last epoch",
+            )
 
 
 def refuse_not_finite(session: Session) -> None:
@@ -103,6 +155,10 @@ def _newest_healthy(session: Session) -> Path | None:
         if all(map(_is_finite, params.values())):
             return path
     return None
+
+
+def _is_odd(value: Any) -> bool:
+    return not all(map(_is_finite, jax.tree.leaves(value)))
 
 
 def _is_finite(leaf: Any) -> bool:

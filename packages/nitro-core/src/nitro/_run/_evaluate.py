@@ -24,10 +24,10 @@ from nitro._data import (
     routed_fields,
 )
 from nitro._journal import HISTORY_KEYS
-from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics
+from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics, widened
 from nitro._programs import LossTerm
 from nitro._state import TrainState
-from nitro._trees import Flat, named_leaves
+from nitro._trees import Flat
 from nitro.errors import DataError, HookError, warn
 
 from ._once import source_to_evaluate
@@ -56,6 +56,7 @@ class Evaluator:
         self._has_told_shapes = False
         self.draws = False
         self.figures: dict[str, Any] = {}
+        self._told_odd: set[str] = set()
 
     def warm_up(self, state: TrainState, device: Flat) -> None:
         """Compiles what validation needs, so that nothing compiles once training runs.
@@ -70,7 +71,7 @@ class Evaluator:
         fields = jax.tree.map(np.asarray, fields)
         programs = self._setup.programs
         outputs = programs.forward(state.params, state.model_state, device, fields).outputs
-        self._check_batched(outputs)
+        self._setup.hooks.check_batched(outputs, self._width)
         if falls_back_to_loss(self._setup.hooks):
             traced = (self._loss_fields(batch), np.ones(rows, bool))
             for count in self._row_counts(source, rows):
@@ -137,6 +138,7 @@ class Evaluator:
                 expected="as many batches each time as `len()` says",
                 fix="return a source that starts again at each `iter()`, not one that goes on",
             )
+        self._tell_odd(split, loss)
         return self._finalised(loss, fold, split)
 
     def evaluate_first(self, state: TrainState, device: Flat, split: str) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class Evaluator:
         """
         where = f"the first batch of `{split}`"
         of = f"`{self._setup.owner}.{{}}` on the split `{split}`"
-        loss = LossFold(where=of.format("loss"))
+        loss = LossFold(where=of.format("loss"), is_part=True)
         fold = MetricFold(where=of.format("metrics"), is_part=True)
         first = self._setup.first[split]
         names = check_evaluated(self._setup.hooks, first, split)
@@ -170,11 +172,25 @@ class Evaluator:
         hooks = self._setup.hooks
         pieces, rows = self._device_outputs(state, device, fields, where=where)
         if falls_back_to_loss(hooks):
-            loss.add(self._loss(device, pieces, self._loss_fields(fields), rows), rows)
+            term = self._loss(device, pieces, self._loss_fields(fields), rows)
+            loss.add(term, rows, fields=fields, where=where)
         if "metrics" in hooks.routes:
             # On the host, a hook gets the fields as the source made them.
             given = fields if hooks.has_device_metrics else batch
             fold.add(self._metrics(device, pieces, rows, given, split, where=where))
+
+    def _tell_odd(self, split: str, loss: LossFold) -> None:
+        """Tells once of each split that its data makes the loss what is no number."""
+        batches = loss.odd()
+        if not batches or split in self._told_odd:
+            return
+        self._told_odd.add(split)
+        where, odd = next(iter(batches.items()))
+        warn(
+            f"`val_loss` is not finite, and neither is the data: in {where} {odd}"
+            + (f"; and {len(batches) - 1} more batches." if len(batches) > 1 else ".")
+            + f"\n  fix: mend or leave out these rows of the split `{split}`"
+        )
 
     def _source(self, split: str) -> Any:
         """What an evaluation goes through; decided, and told, at the first one."""
@@ -205,7 +221,7 @@ class Evaluator:
             return setup.programs.metrics(*arguments)(*arguments)
         fields = host_fields(setup.hooks.routes["metrics"].pick(batch), where=where)
         return read_metrics(
-            setup.experiment.metrics(_on_host(pieces, rows), **fields),  # pyright: ignore[reportAttributeAccessIssue] - a hook
+            setup.experiment.metrics(widened(_on_host(pieces, rows)), **fields),  # pyright: ignore[reportAttributeAccessIssue] - a hook
             where=f"`{setup.owner}.metrics` on the split `{split}`",
             rows=rows,
             number=host_number,
@@ -273,22 +289,8 @@ class Evaluator:
     def _piece(self, state: TrainState, device: Flat, piece: Flat) -> Any:
         arguments = (state.params, state.model_state, device, piece)
         outputs = self._setup.programs.forward(*arguments)(*arguments)
-        self._check_batched(outputs)
+        self._setup.hooks.check_batched(outputs, self._width)
         return outputs
-
-    def _check_batched(self, outputs: Any) -> None:
-        hook = self._setup.hooks.routes["forward"].hook
-        leaves = named_leaves(outputs)
-        if not leaves:
-            raise HookError(f"`{hook}` returned no arrays.", expected="at least one output")
-        for name, leaf in leaves.items():
-            if leaf.ndim == 0 or leaf.shape[0] != self._width:
-                raise HookError(
-                    f"`{hook}` returned {f'`{name}` ' if name else ''}of shape {leaf.shape} for a "
-                    f"batch of {self._width}.",
-                    expected=f"the batch axis first: ({self._width}, ...)",
-                    fix="leave it out of the outputs, or broadcast it along the batch",
-                )
 
     def sample_losses(self, device: Flat, outputs: Any, batch: Batch) -> list[float]:
         """The loss of each sample of a batch by itself; 0 for one that counts nothing."""

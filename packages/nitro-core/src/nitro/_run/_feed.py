@@ -103,6 +103,10 @@ class Feed(Protocol):
         """The steps of an epoch, cut into calls."""
         ...
 
+    def rows_of(self, batches: Any, index: int) -> tuple[Flat, np.ndarray | None]:
+        """All rows of one step of a chunk, and which samples of the arrays they are."""
+        ...
+
 
 def make_feed(
     source: Any, first: Batch, names: tuple[str, ...], *, memory_bytes: int | None = None
@@ -188,6 +192,11 @@ class DeviceFeed:
             yield FedChunk(_padded(steps[first : first + count], plan.steps_per_call), count)
             first += count
 
+    def rows_of(self, batches: Any, index: int) -> tuple[Flat, np.ndarray | None]:
+        """See `Feed.rows_of`."""
+        samples = batches[index].reshape(-1)
+        return jax.tree.map(lambda field: field[samples], self._fields), samples
+
 
 class HostFeed:
     """Batches of any source, stacked on the host."""
@@ -204,8 +213,9 @@ class HostFeed:
         self._first = routed_fields(first, names, where=where)
         self._width = num_rows(self._first, where=where)
         self.bytes_per_micro_batch = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
-        # Those that wait, the one that is being made, and the batches it is made from.
-        self.chunks_ahead = DEPTH + 2
+        # Those that wait, the one that is being made, the batches it is made from, and the one
+        # whose results are not read yet.
+        self.chunks_ahead = DEPTH + 3
 
     def example(self, plan: StepPlan) -> Any:
         """Batches of the right shapes."""
@@ -215,6 +225,11 @@ class HostFeed:
     def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
         """See `Feed.chunks`: stacked in a thread of their own, a chunk or two ahead."""
         yield from prefetched(self._stacked_chunks(plan, cut))
+
+    def rows_of(self, batches: Any, index: int) -> tuple[Flat, np.ndarray | None]:
+        """See `Feed.rows_of`."""
+        rows = jax.tree.map(lambda field: field[index].reshape(-1, *field.shape[3:]), batches)
+        return rows, None
 
     def _stacked_chunks(self, plan: StepPlan, cut: EpochCut) -> Iterator[FedChunk]:
         if len(self._source) != self._length:

@@ -18,7 +18,13 @@ from nitro.errors import ConfigError, DivergenceError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
-from ._divergence import end_error, first_end, refuse_not_finite
+from ._divergence import (
+    check_steering,
+    end_error,
+    first_end,
+    refuse_not_finite,
+    steering_metrics,
+)
 from ._earlier import part_from_earlier_run
 from ._figures import keep_figures
 from ._interrupts import OnInterrupt, end_by_signal, stop_on_signals
@@ -58,6 +64,7 @@ def run_training(session: Session, *, on_interrupt: OnInterrupt) -> None:
             with stop_on_signals(session.request_stop) as interrupt:
                 session.stop_reason = _run_epochs(session)
                 session.close()
+                check_steering(session)
         except BaseException as error:
             session.stop_reason = "failed"
             rescue(session, error, begun=begun)
@@ -255,11 +262,11 @@ def _report(session: Session, call: Call, steps: StepRunner) -> None:
     host = {n: v[: call.count] for n, v in host.items()}
     end = first_end(session, host["loss"], checks)
     # First: whatever the log makes of it, the steps were taken.
-    _add_losses(session, host["loss"][:end], checks)
+    _add_to_means(session, {n: v[:end] for n, v in host.items()}, checks)
     _log_steps(session, {n: v[:end] for n, v in host.items()}, call.first)
     loss = float(host["loss"][-1])
     if end is not None:
-        raise end_error(session, host["loss"], checks, end, step=call.first + end)
+        raise end_error(session, call, host["loss"], checks, end)
     session.last_loss = loss
     session.reporter.advance(
         step=call.first + call.count - 1,
@@ -282,17 +289,24 @@ def _log_steps(session: Session, host: dict[str, np.ndarray], first: int) -> Non
             logger.metrics(values, context="train", step=step, epoch=epoch)
 
 
-def _add_losses(session: Session, losses: np.ndarray, checks: StepChecks) -> None:
-    """Adds to the mean of the epoch, in which a loss counts as often as what it counts."""
-    weights = [1] * len(losses) if checks.count is None else checks.count.tolist()
-    for loss, weight in zip(losses.tolist(), weights, strict=False):
-        session.epoch_loss.add(loss, weight)
+def _add_to_means(session: Session, columns: dict[str, np.ndarray], checks: StepChecks) -> None:
+    """Adds to the means of the epoch, in which a loss counts as often as what it counts."""
+    for name, column in columns.items():
+        if name == "loss" and checks.count is not None:
+            for loss, weight in zip(column.tolist(), checks.count.tolist(), strict=False):
+                session.epoch_loss.add(loss, weight)
+            continue
+        mean = session.epoch_loss if name == "loss" else session.epoch_metrics[name]
+        for value in column.tolist():
+            mean.add(value)
 
 
 def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
     """Validates, and writes the epoch into history and log; returns what was validated."""
     losses = session.epoch_loss.get_state()
     mean_loss = session.epoch_loss.take()
+    metric_states = {name: mean.get_state() for name, mean in session.epoch_metrics.items()}
+    means = {name: mean.take() for name, mean in session.epoch_metrics.items()}
     session.epoch += 1
     session.steps_in_epoch = 0
     row = {"epoch": session.epoch, "step": session.step, "loss": mean_loss}
@@ -306,8 +320,12 @@ def _end_epoch(session: Session, steps: StepRunner) -> dict[str, float] | None:
         session.epoch -= 1
         session.steps_in_epoch = session.setup.steps_per_epoch
         session.epoch_loss.set_state(losses)
+        for name, state in metric_states.items():
+            session.epoch_metrics[name].set_state(state)
         raise
-    session.history.append({**row, **validated})
+    # A validation metric keeps its name; the mean over training steps makes way.
+    trained = {f"train_{n}" if n in validated else n: value for n, value in means.items()}
+    session.history.append({**row, **trained, **validated})
     session.reporter.epoch_end(epoch=session.epoch, metrics={"loss": mean_loss, **(metrics or {})})
     return metrics
 
@@ -353,16 +371,14 @@ def _finite(
 ) -> dict[str, float]:
     """The values that a log can hold; tells once of each name that it cannot."""
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
-    # One that steers the run is about to stop it, with an error that says why.
-    steering = {
-        getattr(s, "metric", None) for s in (session.setup.checkpointer, session.setup.stopper)
-    }
-    silent = session.told_non_finite[context] | (steering if context == "val" else set())
-    for name in sorted(values.keys() - finite.keys() - silent):
+    steering = steering_metrics(session) if context == "val" else {}
+    for name in sorted(values.keys() - finite.keys() - session.told_non_finite[context]):
         session.told_non_finite[context].add(name)
+        steers = "it counts as worse than every number" if name in steering else None
         warn(
             f"The metric `{name}` of `{context}` is {values[name]} at step {step}.\n"
-            "  Values that are not finite are left out of the log; nothing steers by this one."
+            "  Values that are not finite are left out of the log; "
+            f"{steers or 'nothing steers by this one'}."
         )
     return finite
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,11 @@ def record_meta(session: Session, metrics: Mapping[str, float] | None) -> dict[s
         **session.fixed_meta,
         "step": session.step,
         "epoch": session.epoch,
-        "metrics": dict(metrics or {}),
+        "metrics": {n: value for n, value in (metrics or {}).items() if math.isfinite(value)},
         "steps_in_epoch": session.steps_in_epoch,
         "loader_state": encoded_state(session.loader_state),
         "epoch_loss": session.epoch_loss.get_state(),
+        "epoch_metrics": {n: mean.get_state() for n, mean in session.epoch_metrics.items()},
         "history": session.history.scalar_rows(),
         "stopper": get_stopper_state() if get_stopper_state else None,
         "logger": _logger_state(session),

@@ -13,6 +13,7 @@ import numpy as np
 
 from nitro._data import Batch, checked_batch, num_rows
 from nitro._experiment import Route, has_hook, read_route
+from nitro._metrics import widened
 from nitro.errors import ConfigError, DataError, ExperimentError, HookError, did_you_mean
 
 from ._figures import close_figure
@@ -149,7 +150,7 @@ def _samples(session: Session, request: RenderRequest, route: Route) -> Iterator
         for row in range(rows):
             yield Sample(
                 index=start + row,
-                outputs=None if outputs is None else _sample(outputs, row),
+                outputs=None if outputs is None else widened(_sample(outputs, row)),
                 fields={name: _sample(value, row) for name, value in fields.items()},
                 loss=None if losses is None else losses[row],
             )

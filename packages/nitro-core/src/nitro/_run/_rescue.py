@@ -9,7 +9,7 @@ import jax
 from nitro._checkpoint import newest
 from nitro.errors import DivergenceError, warn
 
-from ._divergence import refuse_not_finite
+from ._divergence import not_finite, refuse_not_finite
 from ._session import Session
 
 
@@ -35,6 +35,8 @@ def rescue(session: Session, error: BaseException, *, begun: int) -> None:
             if any(_is_gone(leaf) for leaf in jax.tree.leaves(session.state)):
                 return
             refuse_not_finite(session)
+            if session.setup.options.check_divergence and not_finite(session):
+                return
             session.save_record(None, None)
             records.wait()
         if not _is_recorded(session):

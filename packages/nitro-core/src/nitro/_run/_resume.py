@@ -31,6 +31,8 @@ def resume_session(session: Session, record: Record) -> None:
     session.steps_in_epoch = meta["steps_in_epoch"]
     session.loader_state = decoded_state(meta["loader_state"])
     session.epoch_loss.set_state(meta["epoch_loss"])
+    for name, state in meta.get("epoch_metrics", {}).items():
+        session.epoch_metrics[name].set_state(state)
     session.history.rows = [dict(row) for row in meta["history"]]
     set_state = getattr(setup.stopper, "set_state", None)
     if set_state is not None and meta["stopper"] is not None:

@@ -55,6 +55,7 @@ class Session:
         steps_in_epoch: Finished optimizer steps of the epoch that is under way.
         loader_state: Where the training source stands, if it can say so.
         epoch_loss: The losses of the epoch that is under way.
+        epoch_metrics: Its train metrics, by name.
         is_stop_requested: Whether somebody asked for a graceful stop.
         stop_reason: Why training ended, once it has.
         is_record_requested: Whether somebody asked for a record.
@@ -93,6 +94,9 @@ class Session:
     steps_in_epoch: int = 0
     loader_state: Any = None
     epoch_loss: RunningMean = field(default_factory=RunningMean)
+    epoch_metrics: defaultdict[str, RunningMean] = field(
+        default_factory=lambda: defaultdict(RunningMean)
+    )
     is_stop_requested: bool = False
     stop_reason: str | None = None
     is_record_requested: bool = False

@@ -13,6 +13,8 @@ from nitro._programs import TracedHooks
 from nitro._trees import jax_dtype
 from nitro.errors import DataError, warn
 
+from ._odd_values import odd_fields
+
 
 def build_splits(experiment: Any, options: RunOptions, data: Any) -> dict[str, Any]:
     """The data by split, from `build_data` or as given; loaders take the run's seed.
@@ -71,7 +73,9 @@ def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Ba
                 f"No hook names a batch field; {where} has {sorted(batch)}.",
                 fix="name the inputs as keyword-only arguments: `forward(self, model, *, img)`",
             )
-        num_rows(routed_fields(batch, names, where=where), where=where)
+        fields = routed_fields(batch, names, where=where)
+        num_rows(fields, where=where)
+        _warn_odd(fields, where)
         first[split] = batch
     return first
 
@@ -87,6 +91,15 @@ def sample_text(route: Route, splits: Mapping[str, Any]) -> str:
                 for field in fields
             )
     return "x"
+
+
+def _warn_odd(fields: Batch, where: str) -> None:
+    odd = odd_fields(fields)
+    if odd:
+        warn(
+            f"Not finite in {where}: {odd}.\n  fix: mend or leave out these rows, unless `forward` "
+            "and `loss` know what they stand for"
+        )
 
 
 def train_names(

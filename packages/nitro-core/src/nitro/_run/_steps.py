@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nitro._optim import ManualOptimizers, Optimizer
 from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
+from nitro._trees import Flat
 
 from ._feed import EpochCut, Feed, make_feed
 from ._memory_plan import make_memory_plan
@@ -27,12 +29,14 @@ class Call:
         count: How many steps it takes.
         scalars: What they give, each (steps_per_call,), still on the device.
         checks: What to look at of each step, likewise.
+        rows_of: The rows of one of its steps, counted from 0; see `Feed.rows_of`.
     """
 
     first: int
     count: int
     scalars: Any
     checks: Any
+    rows_of: Callable[[int], tuple[Flat, np.ndarray | None]]
 
 
 class StepRunner:
@@ -80,7 +84,8 @@ class StepRunner:
                 session.steps_in_epoch += fed.count
                 session.device = self._optimizer.device_at(session.device, session.step)
                 session.loader_state = fed.loader_state
-                yield Call(first, fed.count, result.scalars, result.checks)
+                rows_of = partial(self._feed.rows_of, fed.batches)
+                yield Call(first, fed.count, result.scalars, result.checks, rows_of)
         finally:
             chunks.close()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from nitro.errors import CheckpointError, ConfigError, DivergenceError, did_you_mean
+from nitro.errors import CheckpointError, ConfigError, did_you_mean
 
 StopReason = Literal["completed", "early_stop", "stopped"]
 
@@ -70,6 +71,8 @@ class EarlyStop:
     def should_stop(self, epoch: int, metrics: Mapping[str, float]) -> bool:
         """Whether the metric has now gone `patience` epochs without improvement.
 
+        A value that is not finite is worse than every number.
+
         Raises:
             CheckpointError: The metric was not emitted; names what was.
         """
@@ -101,11 +104,8 @@ class EarlyStop:
         self._best, self._waited = state["best"], state["waited"]
 
     def _is_better(self, value: float) -> bool:
-        if value != value or abs(value) == float("inf"):
-            raise DivergenceError(
-                f"The metric `{self.metric}`, which early stopping watches, is {value}.",
-                expected="a finite number",
-            )
+        if not math.isfinite(value):
+            return False
         if self._best is None:
             return True
         gain = self._best - value if self.mode == "min" else value - self._best
