@@ -1,4 +1,4 @@
-"""From a handle to an `ExportProgram`: one pure function, checked before it is written."""
+"""From a frozen model to an `ExportProgram`: one pure function, checked before it is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
-from nitro._run import Session
-
 from ._complex import part_names
+from ._frozen import FrozenModel
 from ._golden import golden_inputs
 from ._program import ExportProgram, Golden, abstract_arguments, batch_symbol
 from ._promises import (
@@ -19,7 +18,6 @@ from ._promises import (
     checked_postprocess,
 )
 from ._proof import prove_symbolic
-from ._provenance import collect_provenance
 from ._refusals import (
     refuse_callbacks,
     refuse_constants,
@@ -34,7 +32,7 @@ from ._tolerance import tolerance_for
 from ._wire import WireForward
 
 
-def build_program(session: Session, request: ExportRequest) -> ExportProgram:
+def build_program(model: FrozenModel, request: ExportRequest) -> ExportProgram:
     """Builds the program that a backend writes, with its golden outputs.
 
     Everything is checked on the way: the hooks' promises, what the trace holds, and that
@@ -44,7 +42,7 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         ExportError: A hook is missing, or its specs do not fit what `forward` does.
         ProgramError: The hooks capture large arrays.
     """
-    experiment = session.setup.experiment
+    experiment = model.experiment
     inputs = checked_inputs(experiment, request.constraints)
     check_kept(request.batch_sizes, batch_symbol(inputs), request.constraints)
     outputs = checked_outputs(experiment, inputs)
@@ -54,18 +52,18 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
     own_facts = checked_facts(experiment)
 
     # Traced in the training dtypes first: they decide what the outputs are.
-    plain = WireForward(session, inputs, outputs)
-    probe = _probe(plain, request)
+    forward = WireForward(model, inputs, outputs)
+    probe = _probe(forward, request)
     is_converted = request.dtype is not None
     outputs = probe.resolved(request.batch_sizes, keep_dtypes=is_converted)
-    forward = WireForward(session, inputs, outputs, dtype=request.dtype)
+    if is_converted:
+        forward = WireForward(model, inputs, outputs, dtype=request.dtype)
+        probe = _probe(forward, request)
     weights = forward.weights
-    probe = _probe(forward, request)
     probe.check(outputs, request.batch_sizes)
     arguments = _refuse(forward, request, probe)
 
-    golden = golden_inputs(session, inputs, probe, request.golden)
-    facts, patch = collect_provenance(session)
+    golden = golden_inputs(model, inputs, probe, request.golden)
     program = ExportProgram(
         name=request.name,
         fn=forward.make(tuple(sorted(weights))),
@@ -74,8 +72,8 @@ def build_program(session: Session, request: ExportRequest) -> ExportProgram:
         weights=weights,
         batch_sizes=request.batch_sizes,
         golden=Golden(inputs=golden, outputs=forward.predict(golden)),
-        provenance={**facts, **_split_facts(forward), **own_facts, **request.provenance},
-        working_tree_patch=patch,
+        provenance={**model.facts, **_split_facts(forward), **own_facts, **request.provenance},
+        working_tree_patch=model.patch,
         dynamic_batch=request.dynamic_batch,
         platforms=request.platforms,
         vjp_order=request.vjp_order,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from nitro._experiment import has_hook
-from nitro._run import Session
 from nitro.errors import ExportError
 
 from ._dims import solve_sizes
+from ._frozen import FrozenModel
 from ._program import batch_symbol
 from ._shapes import ShapeProbe
 from ._spec import ExportSpec
@@ -22,7 +22,7 @@ _USUAL_SIZE = 8
 
 
 def golden_inputs(
-    session: Session,
+    model: FrozenModel,
     inputs: Sequence[ExportSpec],
     probe: ShapeProbe,
     given: Mapping[str, Any] | None = None,
@@ -36,7 +36,7 @@ def golden_inputs(
         return _checked(given, inputs, probe)
     symbol = batch_symbol(inputs)
     rows = next(n for n in range(NUM_ROWS, 10_000) if probe.is_allowed({symbol: n}))
-    real = _real_rows(session, inputs, rows)
+    real = _real_rows(model, inputs, rows)
     if real is not None and not _problem(real, inputs, probe):
         return real
     values = _usual_sizes(probe, symbol, rows)
@@ -63,14 +63,13 @@ def make_inputs(
 
 
 def _real_rows(
-    session: Session, inputs: Sequence[ExportSpec], rows: int
+    model: FrozenModel, inputs: Sequence[ExportSpec], rows: int
 ) -> dict[str, np.ndarray] | None:
-    if has_hook(session.setup.experiment, "export_preprocess"):
+    if has_hook(model.experiment, "export_preprocess"):
         return None
-    batch = next(iter(session.setup.first.values()), {})
     found: dict[str, np.ndarray] = {}
     for spec in inputs:
-        field = np.asarray(batch.get(spec.name))
+        field = np.asarray(model.first.get(spec.name))
         if field.ndim != spec.rank or len(field) < rows or field.dtype != spec.numpy_dtype:
             return None
         found[spec.name] = np.moveaxis(field[:rows], 0, spec.batch_axis - 1).copy()

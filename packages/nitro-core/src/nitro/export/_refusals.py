@@ -176,13 +176,12 @@ def refuse_constants(forward: WireForward, jaxpr: Any) -> None:
     Raises:
         ProgramError: Names each array, its hook, and what it came through.
     """
-    session = forward.session
-    device = session.device
-    session.setup.programs.check_constants(
+    model = forward.model
+    model.check_constants(
         jaxpr,
         role="exported",
         roots=forward.roots,
-        baked={f"Device field {forward.owner}.{name}": device[name] for name in device},
+        baked={f"Device field {forward.owner}.{name}": model.device[name] for name in model.device},
     )
 
 

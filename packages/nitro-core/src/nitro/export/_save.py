@@ -16,6 +16,7 @@ from nitro.errors import ConfigError, ExportError
 from nitro.hooks import ExportBackend, VerificationRecorder
 
 from ._build import build_program
+from ._frozen import freeze
 from ._program import ExportProgram
 from ._request import (
     ExportRequest,
@@ -115,7 +116,7 @@ def export_model(
     session.refuse_other_thread()
     session.report_drift()
     with session.in_phase(Phase.EXPORTING):
-        program = build_program(session, request)
+        program = build_program(freeze(session), request)
         with _describe_unwritable(target), staged(target) as staging:
             _write(writer, program, staging, backend_options)
             if verify:
@@ -169,7 +170,7 @@ def check_export(
     session = session_of(run)
     session.refuse_other_thread()
     with session.in_phase(Phase.EXPORTING), tempfile.TemporaryDirectory() as folder:
-        _write(writer, build_program(session, request), Path(folder) / name, arguments)
+        _write(writer, build_program(freeze(session), request), Path(folder) / name, arguments)
 
 
 def _prepare(

@@ -12,11 +12,11 @@ import numpy as np
 
 from nitro._experiment import has_hook, listed
 from nitro._programs import TraceScope, bodies
-from nitro._run import Session
 from nitro._trees import Flat, named_leaves
 from nitro.errors import ExportError, did_you_mean
 
 from ._complex import is_complex, part_names, split_complex
+from ._frozen import FrozenModel
 from ._lowering import wide_types_for
 from ._spec import ExportSpec
 
@@ -26,7 +26,7 @@ class WireForward:
 
     def __init__(
         self,
-        session: Session,
+        model: FrozenModel,
         inputs: Sequence[ExportSpec],
         outputs: Sequence[ExportSpec],
         *,
@@ -35,14 +35,14 @@ class WireForward:
         """Makes the function; traces nothing yet.
 
         Args:
-            session: The handle's.
+            model: The hooks and the weights.
             inputs: In wire order.
             outputs: In result order.
             dtype: What float weights are stored in and float batch fields are cast to;
                 outputs are cast back to what their specs say. None leaves all as it is.
         """
-        self.session = session
-        self.hooks = session.setup.hooks
+        self.model = model
+        self.hooks = model.hooks
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self._dtype = dtype
@@ -52,12 +52,12 @@ class WireForward:
 
     def promising(self, inputs: Sequence[ExportSpec]) -> WireForward:
         """The same function with other input specs."""
-        return WireForward(self.session, inputs, self.outputs, dtype=self._dtype)
+        return WireForward(self.model, inputs, self.outputs, dtype=self._dtype)
 
     @property
     def owner(self) -> str:
         """The experiment's class name, for messages."""
-        return self.session.setup.owner
+        return self.model.owner
 
     @property
     def weights(self) -> Flat:
@@ -87,19 +87,19 @@ class WireForward:
     @property
     def state_names(self) -> frozenset[str]:
         """Those of `weights` that are model state and no parameters."""
-        params = split_complex(self.session.state.params)
+        params = split_complex(self.model.params)
         return frozenset(split_complex(self._whole_weights)) - frozenset(params)
 
     @property
     def _whole_weights(self) -> Flat:
         rngs = self.hooks.layout.rng_names
-        state = {n: v for n, v in self.session.state.model_state.items() if n not in rngs}
-        return {**self.session.state.params, **state}
+        state = {n: v for n, v in self.model.model_state.items() if n not in rngs}
+        return {**self.model.params, **state}
 
     @property
     def roots(self) -> dict[str, Any]:
         """What a trace starts from, by the names that messages give it."""
-        cls = type(self.session.setup.experiment)
+        cls = type(self.model.experiment)
         hooks = [name for name in ("forward", "export_preprocess") if hasattr(cls, name)]
         code = {f"{cls.__name__}.{name}": getattr(cls, name) for name in hooks}
         return {**code, "model": self.hooks.layout.eval_modules}
@@ -107,7 +107,7 @@ class WireForward:
     @property
     def rngs(self) -> Flat:
         """The RNG state by dotted name."""
-        return {n: self.session.state.model_state[n] for n in self.hooks.layout.rng_names}
+        return {n: self.model.model_state[n] for n in self.hooks.layout.rng_names}
 
     def make(self, weight_names: Sequence[str]) -> Callable[..., tuple[jax.Array, ...]]:
         """The pure function: wire inputs, then weights, to a tuple of outputs."""
@@ -135,12 +135,12 @@ class WireForward:
         weights = dict(zip(weight_names, flat, strict=True))
         for name in self.complex_names:
             weights[name] = jax.lax.complex(*(weights.pop(part) for part in part_names(name)))
-        view = self.hooks.view(self.session.device)
-        params = {name: weights[name] for name in self.session.state.params}
+        view = self.hooks.view(self.model.device)
+        params = {name: weights[name] for name in self.model.params}
         given = {**weights, **rngs}
         model_state = {
             name: given[name] if name in given else _inert(value)
-            for name, value in self.session.state.model_state.items()
+            for name, value in self.model.model_state.items()
         }
         with self._scope.entered():
             batch = self._batch(view, wire)
@@ -154,12 +154,12 @@ class WireForward:
 
     def predict(self, wire: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What `Nitro.predict` returns for wire inputs, as the outputs are promised."""
-        view = self.hooks.view(self.session.device)
+        view = self.hooks.view(self.model.device)
         with self.wide_types(), self._scope.entered():
             arrays = [jnp.asarray(wire[spec.name]) for spec in self.inputs]
             batch = jax.tree.map(np.asarray, self._batch(view, arrays))
         ordered = [wire[spec.name] for spec in self.inputs]
-        result = self._select(self.session.predict(batch), ordered, np)
+        result = self._select(self.model.predict(batch), ordered, np)
         if self._dtype is not None:
             pairs = zip(result, self.outputs, strict=True)
             result = [np.asarray(a).astype(s.numpy_dtype, copy=False) for a, s in pairs]
@@ -175,7 +175,7 @@ class WireForward:
             return ()
 
         def batch(*wire: Any) -> list[Any]:
-            fields = self._batch(self.hooks.view(self.session.device), wire)
+            fields = self._batch(self.hooks.view(self.model.device), wire)
             return jax.tree.leaves(fields)
 
         with self.wide_types(), self._scope.entered():
@@ -207,7 +207,7 @@ class WireForward:
         return array if self._dtype is None else array.astype(spec.numpy_dtype)
 
     def _batch(self, view: Any, wire: Sequence[Any]) -> Any:
-        if not has_hook(self.session.setup.experiment, "export_preprocess"):
+        if not has_hook(self.model.experiment, "export_preprocess"):
             batch = {
                 spec.name: jnp.moveaxis(array, spec.batch_axis - 1, 0)
                 for spec, array in zip(self.inputs, wire, strict=True)
