@@ -463,6 +463,8 @@ def test_preprocess_may_name_its_arguments_as_it_likes(
     np.testing.assert_allclose(height, run.predict({"x": x}), atol=1e-6)
 
 
+# Setup warns of it already.
+@pytest.mark.filterwarnings("ignore:.*draws random numbers in evaluation mode")
 def test_draw_in_evaluation_mode_is_refused(exported: Any) -> None:
     def build_model(self: Any, rngs: nnx.Rngs) -> Any:
         model = nnx.Linear(4, 1, rngs=rngs)
