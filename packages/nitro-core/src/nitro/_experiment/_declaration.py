@@ -19,6 +19,11 @@ from ._source import keep_source, locate
 from ._spelling import check_spelling
 
 
+def _field_or_hook(hook: Callable[..., Any]) -> Any:
+    """Lets type checkers accept a field in place of a hook; the hook itself is unchanged."""
+    return hook
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Experiment:
     """Declares one experiment: typed fields plus a few hooks.
@@ -215,6 +220,7 @@ class Experiment:
 
         return optax.radam
 
+    @_field_or_hook
     def learning_rate(self, group: str | None = None) -> float | None:
         """Returns the base rate, for None, or the constant rate of one group; 1e-3.
 
@@ -226,6 +232,7 @@ class Experiment:
         del group
         return 1e-3
 
+    @_field_or_hook
     def weight_decay(self, group: str) -> float:
         """Returns the decoupled weight decay of a group; 0.
 
