@@ -38,7 +38,9 @@ def test_training_on_samples_is_that_on_their_arrays(
     )
 
     by_sample, by_array = (
-        make_run(plane(), data={"train": loader}, checkpointer=None, max_epochs=3).train()
+        make_run(
+            plane(), data={"train": loader}, checkpointer=None, logger=None, max_epochs=3
+        ).train()
         for loader in loaders
     )
 

@@ -69,7 +69,7 @@ def test_augmented_training_is_that_on_the_batches_made_by_hand(
     ]
 
     augmented, by_hand = (
-        make_run(plane(), data={"train": data}, checkpointer=None, max_epochs=1).train()
+        make_run(plane(), data={"train": data}, checkpointer=None, logger=None).train()
         for data in (loader, batches)
     )
 
