@@ -16,6 +16,7 @@ from ._batches import (
 )
 from ._map_loader import MapLoader
 from ._row_loader import RowLoader, checked_order
+from ._sample_shapes import index_of_shape, shape_examples
 
 __all__ = [
     "ArrayLoader",
@@ -30,8 +31,10 @@ __all__ = [
     "cut_to_width",
     "first_batch",
     "host_fields",
+    "index_of_shape",
     "is_read_from_anywhere",
     "num_rows",
     "owned_batch",
     "routed_fields",
+    "shape_examples",
 ]

@@ -14,14 +14,15 @@ from nitro._data import (
     Batch,
     RowLoader,
     check_same_fields,
-    check_same_shapes,
     checked_batch,
     cut_to_width,
     host_fields,
+    index_of_shape,
     is_read_from_anywhere,
     num_rows,
     owned_batch,
     routed_fields,
+    shape_examples,
 )
 from nitro._journal import HISTORY_KEYS
 from nitro._metrics import Metric, MetricFold, check_finalised, host_number, read_metrics, widened
@@ -51,7 +52,6 @@ class Evaluator:
         self._setup = setup
         self._width: int | None = _eval_width(setup)
         self._sources: dict[str, Any] = {}
-        self._predicted: set[tuple[tuple[int, ...], ...]] = set()
         self._new_in_a_row = 0
         self._has_told_shapes = False
         self.draws = False
@@ -66,7 +66,14 @@ class Evaluator:
         source = self._setup.splits.get("val")
         if source is None:
             return
-        batch = self._setup.first["val"]
+        first = self._setup.first["val"]
+        names = check_evaluated(self._setup.hooks, first, "val")
+        traced = routed_fields(first, names, where="the first batch of `val`")
+        for batch in shape_examples(source, traced, split="val"):
+            self._warm_up_for(batch, source, state, device)
+
+    def _warm_up_for(self, batch: Batch, source: Any, state: TrainState, device: Flat) -> None:
+        """Compiles what validating batches of one shape needs."""
         fields, rows = self._forward_fields(batch, where="the first batch of `val`")
         fields = jax.tree.map(np.asarray, fields)
         programs = self._setup.programs
@@ -114,6 +121,7 @@ class Evaluator:
         promised = len(source)
         names = check_evaluated(self._setup.hooks, first, split)
         traced = routed_fields(first, names, where=f"the first batch of `{split}`")
+        examples = shape_examples(self._setup.splits[split], traced, split=split)
         index = 0
         with closing(self._batches(source)) as batches:
             for index, item in enumerate(batches, start=1):
@@ -130,7 +138,7 @@ class Evaluator:
                 check_same_fields(batch, first, where=where)
                 fields = routed_fields(batch, traced, where=where)
                 # Other shapes would be other programs, compiled in the middle of the run.
-                check_same_shapes(fields, traced, where=where)
+                index_of_shape(fields, examples, where=where)
                 self._add((loss, fold), state, device, fields, batch, split, where=where)
         if index < promised:
             raise DataError(
@@ -242,18 +250,24 @@ class Evaluator:
                 expected="a batch: a mapping of the fields that `forward` names",
                 fix=f"write `run.predict({{{call}}})`",
             )
+        before = self._num_forwards()
         outputs = self.outputs(state, device, batch, where="the batch given to `predict`")
-        self._tell_new_shapes({name: batch[name] for name in route.names(batch)})
+        self._tell_new_shapes(
+            {name: batch[name] for name in route.names(batch)},
+            is_new=self._num_forwards() > before,
+        )
         return outputs
 
-    def _tell_new_shapes(self, fields: Flat) -> None:
+    def _num_forwards(self) -> int:
+        return sum(program.key.role == "forward" for program in self._setup.programs.held())
+
+    def _tell_new_shapes(self, fields: Flat, *, is_new: bool) -> None:
         """Tells once of requests that each compile a program of their own."""
         shapes = tuple(np.shape(leaf)[1:] for leaf in jax.tree.leaves(fields))
-        self._new_in_a_row = 0 if shapes in self._predicted else self._new_in_a_row + 1
-        self._predicted.add(shapes)
+        self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
         if self._new_in_a_row == _NEW_SHAPES and not self._has_told_shapes:
             self._has_told_shapes = True
-            compiled = sum(p.key.role == "forward" for p in self._setup.programs.held())
+            compiled = self._num_forwards()
             warn(
                 f"`predict` got {_NEW_SHAPES} new shapes in a row; {compiled} forward programs are "
                 f"compiled by now, the last one for {', '.join(map(str, shapes))} per sample.\n"

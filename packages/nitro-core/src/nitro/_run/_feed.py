@@ -14,11 +14,12 @@ from nitro._data import (
     ArrayLoader,
     Batch,
     check_same_fields,
-    check_same_shapes,
     checked_batch,
     checked_order,
+    index_of_shape,
     num_rows,
     routed_fields,
+    shape_examples,
 )
 from nitro._devices import device_memory_bytes
 from nitro._programs import StepPlan
@@ -41,11 +42,13 @@ class FedChunk:
         batches: Stacked batches or indices; see `Chunk`.
         count: How many of their steps count.
         loader_state: Where the source stands behind them, if it can say so.
+        shape: Which of the declared shapes they have.
     """
 
     batches: Any
     count: int
     loader_state: Any = None
+    shape: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +98,11 @@ class Feed(Protocol):
     chunks_ahead: int
     """How many chunks are held on the host before they are fed."""
 
-    def example(self, plan: StepPlan) -> Any:
-        """Batches of the shapes that `chunks` yields."""
+    num_shapes: int
+    """How many shapes of batches there are, each of which is a program."""
+
+    def example(self, plan: StepPlan, shape: int = 0) -> Any:
+        """Batches of one of the shapes that `chunks` yields."""
         ...
 
     def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
@@ -168,6 +174,7 @@ class DeviceFeed:
         }
         self.bytes_per_micro_batch = source.batch_size * np.dtype(np.int32).itemsize
         self.chunks_ahead = 0
+        self.num_shapes = 1
 
     @property
     def data(self) -> Flat:
@@ -176,10 +183,10 @@ class DeviceFeed:
             self._placed = {name: jnp.asarray(field) for name, field in self._fields.items()}
         return self._placed
 
-    def example(self, plan: StepPlan) -> Any:
+    def example(self, plan: StepPlan, shape: int = 0) -> Any:
         """Indices of the right shape."""
-        shape = (plan.steps_per_call, plan.accum, self._source.batch_size)
-        return np.zeros(shape, np.int32)
+        del shape  # there is one
+        return np.zeros((plan.steps_per_call, plan.accum, self._source.batch_size), np.int32)
 
     def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
         """See `Feed.chunks`."""
@@ -212,15 +219,20 @@ class HostFeed:
         where = "the first batch of `train`"
         self._first = routed_fields(first, names, where=where)
         self._width = num_rows(self._first, where=where)
-        self.bytes_per_micro_batch = sum(leaf.nbytes for leaf in jax.tree.leaves(self._first))
+        self._examples = shape_examples(source, self._first, split="train")
+        self.num_shapes = len(self._examples)
+        self.bytes_per_micro_batch = max(
+            sum(leaf.nbytes for leaf in jax.tree.leaves(example)) for example in self._examples
+        )
         # Those that wait, the one that is being made, the batches it is made from, and the one
         # whose results are not read yet.
         self.chunks_ahead = DEPTH + 3
 
-    def example(self, plan: StepPlan) -> Any:
+    def example(self, plan: StepPlan, shape: int = 0) -> Any:
         """Batches of the right shapes."""
         lead = (plan.steps_per_call, plan.accum)
-        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape)), self._first)
+        example = self._examples[shape]
+        return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (*lead, *leaf.shape)), example)
 
     def chunks(self, plan: StepPlan, cut: EpochCut) -> Generator[FedChunk]:
         """See `Feed.chunks`: stacked in a thread of their own, a chunk or two ahead."""
@@ -245,19 +257,25 @@ class HostFeed:
         fields = self._checked_batches(opened.batches, seen)
         for count in cut.lengths(plan.steps_per_call, num_steps):
             # Copied as they are drawn: a loader may fill one buffer again and again.
-            chunk = self._empty_chunk(plan)
+            chunk, shape = None, 0
             for index in range(count * plan.accum):
                 batch = next(fields, None)
                 if batch is None:
                     raise self._ended_early(cut.epoch, seen)
-                _copy_into(chunk, divmod(index, plan.accum), batch)
                 seen += 1
+                where = f"batch {seen} of `train`"
+                found = index_of_shape(batch, self._examples, where=where)
+                if chunk is None:
+                    chunk, shape = self._empty_chunk(plan, found), found
+                elif found != shape:
+                    raise _mixed_shapes(where, plan.accum)
+                _copy_into(chunk, divmod(index, plan.accum), batch)
             _repeat_last_step(chunk, count)
             at_end = seen == num_steps * plan.accum
             if at_end:
                 # As a `for` loop would: a source that counts its epochs sees this one end.
                 self._tell_more(next(opened.batches, None))
-            yield FedChunk(chunk, count, opened.position(at_end))
+            yield FedChunk(chunk, count, opened.position(at_end), shape)
 
     def _tell_more(self, batch: Any) -> None:
         """Tells once of batches behind the last one that the length promised."""
@@ -269,9 +287,10 @@ class HostFeed:
                 "  fix: let `__len__` count all batches of an epoch, or end `__iter__` after them"
             )
 
-    def _empty_chunk(self, plan: StepPlan) -> Any:
+    def _empty_chunk(self, plan: StepPlan, shape: int) -> Any:
         lead = (plan.steps_per_call, plan.accum)
-        return jax.tree.map(lambda leaf: np.empty((*lead, *leaf.shape), leaf.dtype), self._first)
+        example = self._examples[shape]
+        return jax.tree.map(lambda leaf: np.empty((*lead, *leaf.shape), leaf.dtype), example)
 
     def _ended_early(self, epoch: int, seen: int) -> DataError:
         return DataError(
@@ -289,14 +308,21 @@ class HostFeed:
         batch = checked_batch(item, where=where)
         check_same_fields(batch, self._all_names, where=where)
         fields = routed_fields(batch, self._names, where=where)
-        self._check_shapes(fields, where)
+        self._check_width(fields, where)
         return fields
 
-    def _check_shapes(self, fields: Flat, where: str) -> None:
+    def _check_width(self, fields: Flat, where: str) -> None:
         rows = num_rows(fields, where=where)
         if rows != self._width:
             raise wrong_width(where, rows, self._width)
-        check_same_shapes(fields, self._first, where=where)
+
+
+def _mixed_shapes(where: str, accum: int) -> DataError:
+    return DataError(
+        f"{where} has another shape than the batch before it, in the same step of {accum}.",
+        expected=f"one of the declared shapes for all {accum} micro-batches of a step",
+        fix=f"let the loader yield {accum} batches of a shape in a row, or leave `accum` out",
+    )
 
 
 def _copy_into(chunk: Any, place: tuple[int, int], batch: Flat) -> None:

@@ -125,12 +125,17 @@ def _staging_bytes(session: Session) -> int:
 def _step(session: Session, programs: list[Program]) -> dict[str, MemoryPart]:
     if not programs:
         return {}
-    memory = program_memory(programs[-1].compiled)
+    # One program for each declared shape: the largest decides.
+    memory = max(
+        (program_memory(program.compiled) for program in programs),
+        key=lambda memory: memory.temporary + memory.results,
+    )
+    of_several = f" (largest of {len(programs)} shapes)" if len(programs) > 1 else ""
     # XLA does not tell them apart: of its temporary memory this much are gradients.
     gradients = min(tree_bytes(session.state.params), memory.temporary)
     sizes = {
         "step: gradients": gradients,
-        "step: activations": memory.temporary - gradients,
+        f"step: activations{of_several}": memory.temporary - gradients,
         "step: results and code": memory.results + memory.code,
     }
     return {name: MemoryPart(size, Held.STEP) for name, size in sizes.items()}

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from nitro._data import Batch, RowLoader, checked_splits, first_batch, num_rows, routed_fields
+from nitro._data import (
+    Batch,
+    RowLoader,
+    checked_splits,
+    first_batch,
+    num_rows,
+    routed_fields,
+    shape_examples,
+)
 from nitro._experiment import Route, RunOptions
 from nitro._programs import TracedHooks
 from nitro._trees import jax_dtype
@@ -76,6 +84,7 @@ def first_batches(hooks: TracedHooks, splits: Mapping[str, Any]) -> dict[str, Ba
         fields = routed_fields(batch, names, where=where)
         num_rows(fields, where=where)
         _warn_odd(fields, where)
+        shape_examples(source, fields, split=split)
         first[split] = batch
     return first
 

@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 
 from nitro._optim import ManualOptimizers, Optimizer
-from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan
+from nitro._programs import Chunk, MemoryPlan, Program, StepInputs, StepPlan, tree_bytes
 from nitro._trees import Flat
+from nitro.errors import ConfigError
 
 from ._feed import EpochCut, Feed, make_feed
 from ._memory_plan import make_memory_plan
 from ._session import Session
 from ._splits import train_names
+
+
+def _check_one_step(steps_per_call: int | None) -> None:
+    if steps_per_call not in (None, 1):
+        raise ConfigError(
+            f"`steps_per_call` is {steps_per_call}, and the split `train` declares several shapes.",
+            expected="1, or None: the steps of one call have one shape",
+            fix="leave `steps_per_call` out",
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class StepRunner:
             memory_bytes=setup.options.memory_limit_bytes,
         )
         self._anchors = optimizer.anchors()
-        self._plan, self._program = self._choose()
+        self._plan, self._programs = self._choose()
         # The source moves once, to where the session stands; then each epoch follows the last.
         self._move_to = session.loader_state
         self._epoch_started: float | None = None
@@ -79,7 +89,9 @@ class StepRunner:
             while (fed := self._waited(chunks)) is not None:
                 first = session.step + 1
                 chunk = Chunk(self._rows(session.step), fed.batches, np.int32(fed.count))
-                session.state, result = self._program(session.state, self._inputs(), chunk)
+                session.state, result = self._programs[fed.shape](
+                    session.state, self._inputs(), chunk
+                )
                 session.step += fed.count
                 session.steps_in_epoch += fed.count
                 session.device = self._optimizer.device_at(session.device, session.step)
@@ -124,25 +136,38 @@ class StepRunner:
         return make_memory_plan(
             self._session,
             self._input_shapes(),
-            self._example(self._plan),
+            self._largest_example(),
             chunks_ahead=self._feed.chunks_ahead,
         )
 
-    def _choose(self) -> tuple[StepPlan, Program]:
+    def _choose(self) -> tuple[StepPlan, list[Program]]:
+        """The plan, and the program of each shape; several shapes take one step a call."""
+        chosen = [self._choose_for(shape) for shape in range(self._feed.num_shapes)]
+        return chosen[0][0], [program for _, program in chosen]
+
+    def _choose_for(self, shape: int) -> tuple[StepPlan, Program]:
         session, options = self._session, self._session.setup.options
+        steps_per_call = options.steps_per_call
+        if self._feed.num_shapes > 1:
+            _check_one_step(steps_per_call)
+            steps_per_call = 1
         return session.setup.programs.choose_step(
             session.state,
             self._input_shapes(),
-            self._example,
+            lambda plan: self._example(plan, shape),
             accum=options.accum,
-            steps_per_call=options.steps_per_call,
+            steps_per_call=steps_per_call,
             steps_per_epoch=session.setup.steps_per_epoch,
             bytes_per_step=options.accum * self._feed.bytes_per_micro_batch,
             on_device=bool(self._feed.data_shapes),
         )
 
-    def _example(self, plan: StepPlan) -> Chunk:
-        return Chunk(self._rows(0, plan), self._feed.example(plan), np.int32(0))
+    def _example(self, plan: StepPlan, shape: int = 0) -> Chunk:
+        return Chunk(self._rows(0, plan), self._feed.example(plan, shape), np.int32(0))
+
+    def _largest_example(self) -> Chunk:
+        shapes = range(self._feed.num_shapes)
+        return max((self._example(self._plan, shape) for shape in shapes), key=tree_bytes)
 
     def _input_shapes(self) -> StepInputs:
         return StepInputs(self._session.device, self._anchors, self._feed.data_shapes)
