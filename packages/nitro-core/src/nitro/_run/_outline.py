@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from flax import nnx
 
 from nitro._state import ModelLayout
 from nitro._trees import Flat
@@ -62,17 +64,20 @@ class BuiltModel:
         return whole
 
 
-def build_or_outline(build: Callable[[], Any], *, split: _Split, is_replaced: bool) -> BuiltModel:
+def build_or_outline(
+    build: Callable[[nnx.Rngs], Any], *, seed: int, split: _Split, is_replaced: bool
+) -> BuiltModel:
     """Calls `build_model`; abstractly where its weights will be replaced, if it can run so.
 
     Args:
-        build: Calls the hook.
+        build: The hook.
+        seed: The seed of the streams that it gets.
         split: Takes the module apart.
         is_replaced: Whether its weights will be replaced, at least in part.
     """
 
     def concrete() -> BuiltModel:
-        model = build()
+        model = build(nnx.Rngs(seed))
         return BuiltModel(*split(model), model)
 
     if not is_replaced or is_outlining():
@@ -80,7 +85,11 @@ def build_or_outline(build: Callable[[], Any], *, split: _Split, is_replaced: bo
     layouts: list[ModelLayout] = []
 
     def traced() -> tuple[Flat, Flat]:
-        layout, params, model_state = split(build())
+        rngs = nnx.Rngs(seed)
+        # On the host: of a traced counter, NNX asks with each key for its sharding, and JAX
+        # answers by an error that takes as long as the trace so far.
+        rngs["default"].count.set_raw_value(np.zeros((), np.uint32))
+        layout, params, model_state = split(build(rngs))
         layouts.append(layout)
         return params, model_state
 

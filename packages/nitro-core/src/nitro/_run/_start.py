@@ -78,7 +78,8 @@ def start_model(
         ConfigError: Weights or a `w0` that do not fit.
     """
     built = build_or_outline(
-        lambda: experiment.build_model(nnx.Rngs(options.seed)),
+        experiment.build_model,
+        seed=options.seed,
         split=functools.partial(
             split_model, hook=f"{type(experiment).__name__}.build_model", sample=sample
         ),
