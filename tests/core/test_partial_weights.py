@@ -308,3 +308,17 @@ def test_decay_toward_init_still_has_the_weights_of_build_model(tmp_path: Path, 
     for name, start in weights.items():
         expected = built[name] + (start - built[name]) * 0.9**4
         np.testing.assert_allclose(run.params[name], expected, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("which", ["checkpoint", "resume"])
+def test_checkpoint_that_does_not_fit_is_refused_with_the_call_that_takes_what_fits(
+    base: nitro.Nitro, tuned: Any, make_run: Any, which: str
+) -> None:
+    with pytest.raises(CheckpointError, match="does not fit the model's parameters") as told:
+        make_run(tuned(), **{which: f"{base.run_dir}@latest"})
+
+    call = told.value.fix.split("`weights=")[1].rstrip("`")
+    run = make_run(tuned(), weights=eval(call, {"nitro": nitro}))
+
+    assert "'head.bias', 'head.kernel'" in call
+    np.testing.assert_array_equal(run.params["body.kernel"], base.params["body.kernel"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,17 @@ class Record:
                 f"The record `{self.path}` does not fit {_OWNER_OF.get(item, 'the model')}:\n"
                 + listed(lines),
                 expected="a record of the same structure",
-                fix=_FIX_OF.get(item, _FIX),
+                fix=_FIX_OF.get(item, _FIX) + self._way_in_part(item, lines),
             )
+
+    def _way_in_part(self, item: str, lines: Sequence[str]) -> str:
+        """The call that takes what fits of the weights, and leaves out what these lines name."""
+        if item not in ("params", "model_state"):
+            return ""
+        # A line begins with the name in backquotes; what the record lacks need not be skipped.
+        names = [line.split("`")[1] for line in lines if "`: not in the record" not in line]
+        skip = f"skip=({', '.join(map(repr, names))},), " if names else ""
+        return f'; or take what fits: `weights=nitro.Weights("{self.path}", {skip}missing="init")`'
 
 
 _OWNER_OF = {

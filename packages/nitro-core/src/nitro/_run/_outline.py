@@ -88,7 +88,7 @@ def build_or_outline(
         rngs = nnx.Rngs(seed)
         # On the host: of a traced counter, NNX asks with each key for its sharding, and JAX
         # answers by an error that takes as long as the trace so far.
-        rngs["default"].count.set_raw_value(np.zeros((), np.uint32))
+        rngs["default"].count.set_raw_value(np.zeros((), np.uint32))  # pyright: ignore[reportArgumentType] - it takes what arithmetic takes
         layout, params, model_state = split(build(rngs))
         layouts.append(layout)
         return params, model_state
