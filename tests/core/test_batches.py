@@ -202,10 +202,9 @@ def test_hooks_that_name_no_field_are_refused(run_on: Any) -> None:
 def test_training_batch_unlike_the_first_is_refused(
     run_on: Any, points: Any, batches: Any, words: str
 ) -> None:
-    run = run_on(batches(points))
-
+    # The sizes of a list are read at setup, all else when a batch is drawn.
     with pytest.raises(DataError, match=words):
-        run.train()
+        run_on(batches(points)).train()
 
 
 @pytest.mark.parametrize(
