@@ -198,7 +198,9 @@ def test_missing_path_is_refused(plane: Any, tmp_path: Path, suffix: str) -> Non
 def test_folder_without_records_is_refused(plane: Any, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
 
-    with pytest.raises(CheckpointError, match=rf"`{tmp_path}` holds no record[\s\S]*look into"):
+    with pytest.raises(
+        CheckpointError, match=rf"`{tmp_path}` holds no record[\s\S]*there is no run in"
+    ):
         nitro.Nitro(plane(), checkpoint=tmp_path, data={})
 
 
