@@ -276,11 +276,13 @@ class Lazy(Line):
     def factor(self):
         {body}
 
-run = make(Lazy(), sys.argv[1], max_epochs=int(sys.argv[2]), checkpointer=nitro.TopK(), resume="auto")
+epochs = int(sys.argv[2])
+options = {{"checkpointer": nitro.TopK(), "resume": "auto" if epochs > 1 else False}}
+run = make(Lazy(), sys.argv[1], max_epochs=epochs, **options)
 run.train()
 run.validate()
 before = nitro.cache_stats()["misses"]
-make(Lazy(), sys.argv[1] + "2", max_epochs=1).train()
+make(Lazy(), sys.argv[1] + sys.argv[2], max_epochs=1).train()
 print(run.step, nitro.cache_stats()["misses"] - before)
 """
 

@@ -1,4 +1,4 @@
-"""Tells user code from library code, and gives library code its name and version.
+"""Tells user code from library code, and gives library code its name.
 
 Library code is what lies in a `site-packages` or `dist-packages` folder or in the
 standard library, and Nitro with its export packages wherever they lie. Everything else is
@@ -8,31 +8,17 @@ the user's: scripts, notebook cells, the REPL, and packages installed in editabl
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import sys
 import sysconfig
 import types
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 # Jupyter and `%autoreload` compile each cell under a name of its own.
 _CELL_MARKS: Final = ("ipykernel_", "ipython-input-")
-
-
-@dataclass(frozen=True)
-class LibraryName:
-    """Stands for something of a library: it counts by its name and the version."""
-
-    path: str
-
-    @property
-    def version(self) -> str:
-        """The version of the distribution that it comes from."""
-        return library_version(self.path.partition(".")[0])
 
 
 def is_library_module(name: object) -> bool:
@@ -105,22 +91,6 @@ def library_name(value: object) -> str:
     if isinstance(value, types.FunctionType) and not is_library_function(value):
         return ""
     return ".".join(named) if find_definition(*named) is value else ""
-
-
-@functools.cache
-def library_version(top: str) -> str:
-    """Returns the version of the distribution that provides a top-level module."""
-    if top in sys.stdlib_module_names:
-        return ".".join(map(str, sys.version_info[:3]))
-    if top == "nitro":
-        top = "nitro-core"
-    try:
-        return importlib.metadata.version(top)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    # The module and the distribution differ in name: ask all of them, which is slow.
-    names = importlib.metadata.packages_distributions().get(top, [])
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
 
 
 def file_label(file: str, module: str | None) -> str:
