@@ -33,7 +33,7 @@ def first_end(session: Session, losses: np.ndarray, checks: StepChecks) -> int |
     if checks.count is not None:
         ends |= checks.count[: len(losses)] == 0
     if session.setup.options.check_divergence:
-        ends |= ~checks.is_finite[: len(losses)]
+        ends |= ~(np.isfinite(losses) & checks.is_finite[: len(losses)])
     return int(np.argmax(ends)) if ends.any() else None
 
 
