@@ -14,7 +14,7 @@ from nitro._journal import ending
 from nitro._logs import log_block
 from nitro._metrics import flat_arrays, flat_scalars
 from nitro._programs import MemoryPlan, StepChecks
-from nitro.errors import ConfigError, DivergenceError, warn
+from nitro.errors import ConfigError, DivergenceError, HookError, warn
 
 from ._best import refuse_restored_best, restore_best
 from ._binding import binding_report
@@ -237,8 +237,9 @@ def _take_calls(session: Session, steps: StepRunner, calls: Iterator[Call]) -> b
                     return False
                 if not at_end:
                     _save(session, None, None)
-    except Exception:
-        if pending is not None:
+    except Exception as error:
+        # What came after a step that ends the run is of no interest.
+        if pending is not None and not isinstance(error, DivergenceError | HookError):
             _report_last(session, pending, steps)
         raise
     if pending is not None:
