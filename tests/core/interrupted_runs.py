@@ -236,6 +236,8 @@ def started(run_dir: Path, on_phase: Callable[[Any], None] = lambda event: None)
         try:
             train(run_dir, tell)
             code = 0
+        except SystemExit as end:
+            code = int(str(end.code))
         except BaseException:  # noqa: BLE001 - the process ends here, whatever it was
             traceback.print_exc()
         finally:
@@ -264,7 +266,7 @@ def stop_by_sigterm(run_dir: Path) -> None:
         if event.phase.value == "checkpointing" and event.step == 12:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert started(run_dir, terminate).exit_code() == 0
+    assert started(run_dir, terminate).exit_code() == 128 + signal.SIGTERM
 
 
 def is_saving(run_dir: Path) -> bool:
