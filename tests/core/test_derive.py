@@ -137,7 +137,10 @@ def test_value_that_a_record_cannot_hold_is_told_when_the_weights_are_taken() ->
 def test_resumed_run_derives_again_and_tells_what_changed(weighted: Any, make_run: Any) -> None:
     make_run(weighted()).train()
 
-    with pytest.warns(NitroWarning, match="derive` gives weight another value than when"):
+    with (
+        pytest.warns(NitroWarning, match="derive` gives weight another value than when"),
+        pytest.warns(NitroWarning, match=r"scale: 1\.0 → 3\.0"),
+    ):
         run = make_run(weighted(scale=3.0), resume="auto", max_epochs=2)
 
     assert run.step == 4

@@ -70,6 +70,7 @@ def _half(h):
     return h[:, : h.shape[1] // 2]
 
 
+@pytest.mark.filterwarnings("ignore:`predict` got 3 new shapes")
 @pytest.mark.parametrize("change", [_plain, _half, lambda h: jnp.repeat(h, 2, axis=1)])
 def test_batch_and_time_symbolic_at_once_give_what_predict_gives(tmp_path, change):
     run, program = _export(tmp_path, change)
