@@ -262,7 +262,7 @@ LAZY = {
     "map_coordinates": "return jax.scipy.ndimage.map_coordinates("
     "jnp.ones((2, 2)), [jnp.ones(1), jnp.ones(1)], 1)[0]",
     "sparse": "import jax.experimental as e\n        import jax.experimental.sparse\n"
-    "        return e.sparse.BCOO.fromdense(jnp.ones((2, 2))).todense().mean()",
+    "        return e.sparse.BCOO.fromdense(jnp.ones((2, 2)), nse=4).todense().mean()",
     "hann": "return float(scipy.signal.windows.hann(3)[1])",
 }
 SCRIPT = """
