@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 import urllib.request
 
@@ -230,3 +232,39 @@ def test_prometheus_counts_what_was_answered(local):
 
     assert 'nitro_requests_total{model="mlp",version="1"}' in text
     assert 'nitro_batch_rows_count{model="mlp"}' in text
+
+
+KSERVE_CLIENT = """
+import asyncio, sys
+import numpy as np
+sys.argv, (address,) = sys.argv[:1], sys.argv[1:]
+from kserve import InferInput, InferRequest, InferenceRESTClient, RESTConfig
+
+async def main():
+    client = InferenceRESTClient(RESTConfig(protocol="v2"))
+    base = f"http://{address}"
+    pixels = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    for binary in (True, False):
+        tensor = InferInput("pixels", [2, 16], "UINT8")
+        tensor.set_data_from_numpy(pixels, binary_data=binary)
+        request = InferRequest("mlp", [tensor])
+        answer = await client.infer(base, request, model_name="mlp")
+        print(answer.outputs[0].as_numpy().tobytes().hex())
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+def test_the_client_of_kserve_gets_the_same_bits(engine, bundles, tmp_path):
+    script = tmp_path / "client.py"
+    script.write_text(KSERVE_CLIENT)
+    # In a process of its own: the messages of kserve and tritonclient clash.
+    command = [sys.executable, "-W", "ignore", str(script), engine.http]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    pixels = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    expected = load_bundle(bundles / "mlp")(pixels=pixels)["logits"].tobytes().hex()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [expected, expected]

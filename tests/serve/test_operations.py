@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import shutil
@@ -16,6 +17,7 @@ import urllib.request
 import numpy as np
 import pytest
 
+from nitro.export import ExportSpec
 from nitro_export_stablehlo import load_bundle
 
 pytest.importorskip("tritonclient.grpc", reason="needs tritonclient: uv sync --group serve")
@@ -318,6 +320,33 @@ def test_a_client_that_goes_away_disturbs_nobody(limited):
 
     for answer in answers:
         np.testing.assert_allclose(answer, answers[0], rtol=1e-5)
+
+
+BEST = """
+import numpy as np
+
+def postprocess(outputs):
+    return {"best": outputs["logits"].argmax(-1).astype(np.int32)[:, None]}
+"""
+
+
+def test_post_processing_runs_where_the_operator_asks_for_it(
+    tmp_path, start_local, make_mlp, write
+):
+    best = ExportSpec("best", "int32", (1, 1))
+    program = dataclasses.replace(make_mlp(), postprocess=BEST, client_outputs=(best,))
+    bundle = load_bundle(write(program, tmp_path))
+    server = start_local(tmp_path, "--postprocess", "--no-batching").wait_ready()
+
+    with urllib.request.urlopen(f"http://{server.http}/v2/models/mlp") as response:
+        metadata = json.load(response)
+    _, answer = _post(server, "/v2/models/mlp/infer", _body(5))
+
+    assert [output["name"] for output in metadata["outputs"]] == ["best"]
+    pixels = (np.arange(80).reshape(5, 16) % 251).astype(np.uint8)
+    expected = bundle(pixels=pixels)["logits"].argmax(-1)
+    assert answer["outputs"][0]["data"] == expected.tolist()
+    assert server.end() == 0
 
 
 def test_a_folder_without_bundles_is_refused(tmp_path):
