@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+# It has no doctests, and parts of it run only inside Triton, or without tritonclient in the
+# same process, whose messages have the names of kserve's.
+collect_ignore = ["packages/nitro-serve/src"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Has files with slow tests run first; skips what needs TensorFlow where there is none."""

@@ -23,8 +23,8 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 FEATURES = ["loggers", "loaders", "plot", "notebook", "tf", "serve"]
 """The groups that tests skip without."""
 
-TF_SOURCE = ROOT / "packages" / "nitro-export-tf" / "src"
-"""Its own code imports without TensorFlow: linting it needs no `tf` group."""
+SOURCES = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))
+"""All packages: their imports can be read without what they import."""
 
 
 def _offer_pyenv_interpreters() -> None:
@@ -70,13 +70,13 @@ def lint(session: nox.Session) -> None:
 def imports(session: nox.Session) -> None:
     """The layers, and what must not be imported where."""
     _sync(session, *_groups("lint"))
-    session.run("lint-imports", env={"PYTHONPATH": str(TF_SOURCE)})
+    session.run("lint-imports", env={"PYTHONPATH": SOURCES})
 
 
 @nox.session(python=PYTHONS[0])
 def types(session: nox.Session) -> None:
     """basedpyright, strict, on the packages."""
-    _sync(session, *_groups("lint"))
+    _sync(session, *_groups("lint", "serve"))
     session.run("basedpyright", "--pythonpath", str(Path(session.bin) / "python"))
 
 

@@ -49,6 +49,7 @@ TUTORIAL = DOCS / "tutorial.md"
 NEEDS = {
     "docs/how-to/export-savedmodel.md": ["tensorflow", "keras"],
     "docs/how-to/serve.md": ["tritonclient.http"],
+    "packages/nitro-serve/README.md": ["nitro_serve"],
     "docs/how-to/see-a-run.md": ["matplotlib", "pandas", "tensorboardX", "mlflow"],
 }
 """The packages of optional groups that a page shows."""
