@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from nitro._state import TrainState
 from nitro._trees import Flat, describe_array, is_rng_key, named_leaves, rng_key_impl
@@ -63,6 +62,8 @@ def placed(value: np.ndarray, like: Any) -> Any:
 
 def restore_args(item: str, names: Iterable[str]) -> Any:
     """What makes Orbax read these leaves of an item, as NumPy arrays, and no other."""
+    import orbax.checkpoint as ocp  # a handle that restores nothing does without it
+
     names = list(names)
     return ocp.args.PyTreeRestore(
         item={item: dict.fromkeys(names, 0)},

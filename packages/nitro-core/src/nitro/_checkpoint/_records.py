@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 
 from nitro._paths import local_path
 from nitro._trees import Flat
@@ -89,6 +88,8 @@ class Record:
     def _arrays(self, item: str, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
         if not wanted:
             return {}
+        import orbax.checkpoint as ocp  # a handle that restores nothing does without it
+
         try:
             with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
                 arguments = ocp.args.Composite(arrays=restore_args(item, wanted))

@@ -232,6 +232,9 @@ class CanonicalForm:
         """
         if library_name(value):
             return library_name(value)
+        if _is_primitive_of_jax(value):
+            self.has_unknown = True
+            return _kind(value)
         if isinstance(value, functools.partial):
             return f"partial {self._callable(value.func)} {self._bound(value)}"
         self.is_lasting = False
@@ -253,6 +256,16 @@ def _kind(value: Any) -> str:
 def _wraps_array(value: Any) -> bool:
     """Whether it is the array of NumPy's that JAX keeps as a constant."""
     return isinstance(getattr(value, "val", None), np.ndarray) and hasattr(value, "dtype")
+
+
+def _is_primitive_of_jax(value: Any) -> bool:
+    """Whether it is one of JAX's own primitives that are objects, made anew by each trace.
+
+    `searchsorted` is one from JAX 0.12 on. What it computes shows in the lowered module.
+    """
+    kind = type(value)
+    is_own = kind.__module__.partition(".")[0] == "jax"
+    return is_own and any("HiPrim" in base.__name__ for base in kind.__mro__)
 
 
 def _device_ids(devices: Any) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from nitro._checkpoint import newest
-from nitro.errors import CheckpointError, DivergenceError, warn
+from nitro.errors import DivergenceError, warn
 
 from ._divergence import not_finite, refuse_not_finite
 from ._session import Session
@@ -42,7 +42,7 @@ def rescue(session: Session, error: BaseException, *, begun: int) -> None:
         if not _is_recorded(session):
             return
     except Exception as second:  # noqa: BLE001 - it must not hide why training failed
-        if isinstance(error, CheckpointError) and isinstance(second, CheckpointError):
+        if type(second) is type(error):
             return  # a record was what could not be written, and cannot be now
         warn(
             f"Training failed, and its state at step {session.step} could not be kept: "
