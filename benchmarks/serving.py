@@ -69,7 +69,7 @@ ModelServer(
 
 
 def write_bundles(folder: Path) -> None:
-    """Writes both models, compiled for 1, 4 and 16 rows."""
+    """Writes both models, compiled for 1, 4, 8 and 16 rows."""
     from nitro.export import ExportProgram, ExportSpec, Golden
     from nitro_export_stablehlo import StableHLOBackend
 
@@ -94,7 +94,7 @@ def write_bundles(folder: Path) -> None:
             inputs=(ExportSpec("img", "uint8", (1, 64)),),
             outputs=(ExportSpec("logits", "float32", (1, 10)),),
             weights=weights,
-            batch_sizes=(1, 4, 16),
+            batch_sizes=(1, 4, 8, 16),
             golden=Golden(inputs={"img": ROWS}, outputs={"logits": golden}),
             provenance={},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Mapping
@@ -368,8 +369,14 @@ class ModelStore:
     def _retire(self, model: ServedModel | None) -> None:
         if model is not None:
             task = asyncio.create_task(model.retire())
+            del model
             self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Frees a retired model now: its programs hold on to each other, and are large."""
+        self._retiring.discard(task)
+        asyncio.get_running_loop().run_in_executor(None, gc.collect)
 
 
 def _unknown(name: str, names: Any) -> RefusedError:
