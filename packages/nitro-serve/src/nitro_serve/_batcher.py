@@ -106,11 +106,6 @@ class Batcher:
         self._idle.set()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nitro-serve-model")
 
-    @property
-    def depth(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
-
     async def submit(
         self, inputs: Arrays, rows: int, *, timeout_s: float | None
     ) -> tuple[Arrays, Timing]:

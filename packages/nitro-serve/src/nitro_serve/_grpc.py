@@ -167,10 +167,7 @@ class GrpcInterface(InferenceServicer):
         return message_class("ModelConfigResponse")(config=config)
 
     async def _statistics(self, request: Any, _: Any) -> Any:
-        if request.name:
-            models = [self._model(request)]
-        else:
-            models = [e.model for e in self._store.entries.values() if e.model is not None]
+        models = [self._model(request)] if request.name else self._store.served()
         statistics = [model.statistics.to_json() for model in models]
         return message_class("ModelStatisticsResponse")(model_stats=statistics)
 

@@ -52,7 +52,16 @@ class ServeOptions:
 
 
 class ServedModel:
-    """One version of a model, loaded, checked and warm; made in a thread, used by the loop."""
+    """One version of a model, loaded, checked and warm; made in a thread, used by the loop.
+
+    Attributes:
+        name: The model's name.
+        version: Its version.
+        bundle: What is served.
+        statistics: What it has done.
+        costs: The seconds that a call takes, by compiled size.
+        max_batch_size: The most rows that are joined; 0 where requests run one by one.
+    """
 
     def __init__(self, name: str, version: str, path: Path, options: ServeOptions) -> None:
         self.name = name
@@ -69,7 +78,9 @@ class ServedModel:
         self._options = options
         self.statistics = Statistics(name, version)
         self.costs = self._warm()
-        self._batcher = Batcher(self._run, self._plan(), on_call=self.statistics.count_call)
+        plan = self._plan()
+        self.max_batch_size = plan.max_rows
+        self._batcher = Batcher(self._run, plan, on_call=self.statistics.count_call)
 
     @property
     def inputs(self) -> tuple[IOSpec, ...]:
@@ -80,16 +91,6 @@ class ServedModel:
     def outputs(self) -> tuple[IOSpec, ...]:
         """What a client gets."""
         return self.bundle.outputs if self._postprocess is None else self.bundle.client_outputs
-
-    @property
-    def max_batch_size(self) -> int:
-        """The most rows that are joined; 0 where requests run one by one."""
-        return self._plan().max_rows
-
-    @property
-    def depth(self) -> int:
-        """How many requests wait."""
-        return self._batcher.depth
 
     def metadata(self) -> dict[str, Any]:
         """The protocol's model metadata."""
@@ -340,7 +341,11 @@ class ModelStore:
 
     def is_ready(self) -> bool:
         """Whether every model was looked at, and at least one is served."""
-        return self.is_loaded and any(entry.model for entry in self.entries.values())
+        return self.is_loaded and bool(self.served())
+
+    def served(self) -> list[ServedModel]:
+        """The models that answer requests."""
+        return [entry.model for entry in self.entries.values() if entry.model is not None]
 
     def index(self) -> list[dict[str, str]]:
         """The protocol's repository index: every model of the folder, with its state."""
@@ -356,8 +361,7 @@ class ModelStore:
 
     async def drain(self) -> None:
         """Waits until every request is answered."""
-        models = [entry.model for entry in self.entries.values() if entry.model is not None]
-        await asyncio.gather(*(model.retire() for model in models), *self._retiring)
+        await asyncio.gather(*(model.retire() for model in self.served()), *self._retiring)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _keep_old(self, entry: Entry, reason: str) -> None:

@@ -183,7 +183,7 @@ class RestInterface:
         return _json({"model_stats": [self._model(request).statistics.to_json()]})
 
     async def _all_statistics(self, _: Request) -> Response:
-        models = [e.model for e in self._store.entries.values() if e.model is not None]
+        models = self._store.served()
         return _json({"model_stats": [model.statistics.to_json() for model in models]})
 
     async def _index(self, request: Request) -> Response:
