@@ -126,6 +126,19 @@ def test_a_malformed_request_is_an_error_of_the_client(limited, case):
     assert limited.process.poll() is None
 
 
+def test_a_malformed_request_is_counted_by_its_kind(limited):
+    def count() -> float:
+        with urllib.request.urlopen(f"http://{limited.http}/metrics") as response:
+            lines = response.read().decode().splitlines()
+        label = 'nitro_request_errors_total{kind="invalid",model="mlp"}'
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(label))
+
+    before = count()
+    _post(limited, "/v2/models/mlp/infer", b"{")
+
+    assert count() == before + 1
+
+
 @pytest.mark.parametrize("name", ["..%2F..%2Fetc", "%2e%2e", "mlp%00", "a%0Ab", "nobody"])
 def test_a_name_from_a_request_reaches_no_file(limited, name):
     token = {"Authorization": "Bearer secret"}

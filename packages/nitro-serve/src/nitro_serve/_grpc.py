@@ -20,7 +20,7 @@ from ._access_log import AccessLog
 from ._codec import chosen_outputs, from_bytes, invalid, numpy_dtype, read_timeout
 from ._control import Control
 from ._kserve_types import KSERVE_BY_NUMPY
-from ._metrics import count_unknown
+from ._metrics import count_failure
 from ._model_config import model_config
 from ._models import ModelStore, ServedModel
 from ._refusals import Kind, RefusedError, as_refusal
@@ -108,8 +108,7 @@ class GrpcInterface(InferenceServicer):
             outputs, timing = await model.predict(inputs, timeout_s=_timeout(request, context))
         except Exception as error:
             refusal = as_refusal(error)
-            if model is None:
-                count_unknown(refusal.kind)
+            count_failure(model and model.statistics, refusal.kind)
             self._log.write(
                 protocol="grpc",
                 model=name,

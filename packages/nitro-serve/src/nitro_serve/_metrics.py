@@ -105,9 +105,18 @@ class Statistics:
         }
 
 
-def count_unknown(kind: Kind) -> None:
-    """Counts a request for no model: a name that a client made up becomes no label."""
-    _ERRORS.labels("", kind.name.lower()).inc()
+def count_failure(statistics: Statistics | None, kind: Kind) -> None:
+    """Counts a request that was refused or failed.
+
+    Args:
+        statistics: Those of its model; None where there is no such model: a name that a
+            client made up becomes no label.
+        kind: Why.
+    """
+    if statistics is None:
+        _ERRORS.labels("", kind.name.lower()).inc()
+    else:
+        statistics.count_failure(kind)
 
 
 def set_ready(model: str, *, is_ready: bool) -> None:

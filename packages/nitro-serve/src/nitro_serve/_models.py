@@ -127,7 +127,6 @@ class ServedModel:
                 outputs = self._postprocess(outputs)
         except Exception as error:
             refusal = as_refusal(error)
-            self.statistics.count_failure(refusal.kind)
             if refusal.kind is Kind.INTERNAL:
                 logger.exception("%s failed on a request", self.name)
             raise refusal from error

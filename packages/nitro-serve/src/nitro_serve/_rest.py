@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ._access_log import AccessLog
 from ._codec import HEADER, chosen_outputs, invalid, read_call, write_answer
 from ._control import Control
-from ._metrics import count_unknown
+from ._metrics import count_failure
 from ._model_config import model_config
 from ._models import ModelStore, ServedModel
 from ._refusals import Kind, RefusedError, as_refusal
@@ -108,11 +108,11 @@ class RestInterface:
             answering = model.predict(call.inputs, timeout_s=call.timeout_s)
             outputs, timing = await _unless_gone(request, answering)
             body, length = write_answer(call, outputs, model=name, version=model.version)
+        except ClientDisconnect:
+            raise
         except Exception as error:
             refusal = as_refusal(error)
-            # What the model refused, it has counted.
-            if model is None:
-                count_unknown(refusal.kind)
+            count_failure(model and model.statistics, refusal.kind)
             self._log.write(
                 protocol="rest",
                 model=name,
